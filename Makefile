@@ -1,0 +1,44 @@
+# make demo   serve a small real model and ask it a question
+# make test   everything a fresh machine can run
+# PYTHON=/path/to/python3.11 chooses the interpreter; PIP_INDEX_URL, proxies and PIP_CERT are honoured by pip.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+DEVELOPMENT := $(VENV)/.installed-dev
+
+.PHONY: demo test check install install-dev clean
+
+demo: $(INSTALLED)
+	@$(BIN)/llamarack demo
+
+test: check
+	$(BIN)/python -m pytest -m "not vllm and not browser and not java and not gpu"
+
+check: $(DEVELOPMENT)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+install: $(INSTALLED)
+install-dev: $(DEVELOPMENT)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "llamarack needs Python 3.11 or newer; $$($(PYTHON) --version) found" >&2; \
+	  echo "hint: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
+	  echo "this Python cannot make virtual environments" >&2; \
+	  echo "hint: install your distribution's python3-venv package" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(DEVELOPMENT): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@touch $@ $(INSTALLED)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

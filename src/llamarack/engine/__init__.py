@@ -1,0 +1,1 @@
+"""One adaptor per engine: options, log lines, metrics, API deviations."""

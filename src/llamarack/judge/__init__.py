@@ -1,0 +1,1 @@
+"""Consistency between deployments, regression between results, gates and verdict."""

@@ -1,0 +1,1 @@
+"""Load generation, timing, tuning, soak."""

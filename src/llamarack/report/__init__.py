@@ -1,0 +1,1 @@
+"""HTML, Markdown and JUnit from result records."""

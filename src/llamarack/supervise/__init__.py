@@ -1,0 +1,1 @@
+"""Owns engine processes: keeper, state machine, warm-up, watch, recovery, journal. Carries no user traffic."""
