@@ -98,6 +98,8 @@ class Candidate:
     gpu_memory_fraction: float | None = None  # vllm
     kv_unified: bool = False  # llamacpp
     micro_batch_tokens: int | None = None  # llamacpp n_ubatch
+    host_bytes: int = 0  # of the model that stays in host memory beside the cards
+    replica_plans: tuple[tuple[CardPlan, ...], ...] = ()  # of every replica; `cards` is the poorest one's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,94 @@
+"""What is known of an engine's memory at a version. Reads the data files beside it once; unknown versions say so."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from llamarack.units import MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeLaw:
+    """Coefficients of the compute buffer of one llama.cpp build and backend. Names: see `llamacpp.compute_bytes`."""
+
+    backend: str
+    build: int
+    feed_forward_hidden: int
+    logits_hidden: int
+    quantized_kv_hidden: int
+    attention_hidden: int
+    token_bytes: int
+    quantized_kv_copy: bool
+    pipeline_copies: int
+    pipeline_hidden: int
+    verified: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """A quantity that is measured somewhere and bounded elsewhere."""
+
+    low_bytes: int
+    typical_bytes: int
+    high_bytes: int
+    measured: bool
+
+
+@cache
+def data_file(name: str) -> Any:
+    return yaml.safe_load(files("llamarack.plan").joinpath("data", name).read_text(encoding="utf-8"))
+
+
+def llamacpp_law(backend: str, build: int | None) -> ComputeLaw:
+    """The law of `build`, else of the nearest older build (the oldest if none is older); None: the newest known."""
+    laws = sorted(
+        (ComputeLaw(**row) for row in data_file("llamacpp.yaml")["laws"] if row["backend"] == backend),
+        key=lambda law: law.build,
+    )
+    if build is None:
+        return laws[-1]
+    older = [law for law in laws if law.build <= build] or laws[:1]
+    law = older[-1]
+    if law.build == build:
+        return law
+    return ComputeLaw(**{**{name: getattr(law, name) for name in ComputeLaw.__slots__}, "verified": False})
+
+
+def llamacpp_unverified_bytes(compute_bytes: int) -> int:
+    """What to add to the upper bound where the build's law was not verified."""
+    rule = data_file("llamacpp.yaml")["unverified"]
+    return int(max(compute_bytes * rule["compute_share"], rule["floor_mib"] * MIB))
+
+
+def llamacpp_context(backend: str, *, card: str | None, driver: str | None, build: int) -> Band:
+    return _band(data_file("llamacpp.yaml")["contexts"], backend, card=card, driver=driver, build=build)
+
+
+def _band(rows: list[dict[str, Any]], backend: str, *, card: str | None, driver: str | None, build: int) -> Band:
+    """The measured row of this card, driver and build, else the backend's band."""
+    for row in rows:
+        if row["backend"] != backend:
+            continue
+        if "card" in row and not (
+            row["card"] == card and row["build"] == build and (driver or "").split(".")[0] == row["driver"]
+        ):
+            continue
+        return Band(
+            low_bytes=round(row["low_mib"] * MIB),
+            typical_bytes=round(row.get("typical_mib", row["high_mib"]) * MIB),
+            high_bytes=round(row["high_mib"] * MIB),
+            measured="card" in row,
+        )
+    raise KeyError(backend)
+
+
+def build_number(version: str | None) -> int | None:
+    """`b11434`, `11434`, `2026.10.11549` (the wheel's last part is the build) -> the number; None if there is none."""
+    numbers = re.findall(r"\d+", version or "")
+    return int(numbers[-1]) if numbers else None

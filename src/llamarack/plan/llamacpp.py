@@ -1,0 +1,222 @@
+"""What llama.cpp will hold on each device, by term. Pure.
+
+Sources: the layer assignment, KV layout and pipeline copies are read in llama.cpp b11434 (`src/llama-model.cpp`,
+`src/llama-kv-cache.cpp`, `src/llama-context.cpp`); the compute buffer follows laws fitted to that build's own dry runs
+(data/llamacpp.yaml names them, with builds).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+
+from llamarack.errors import ConfigError
+from llamarack.plan.engine_data import ComputeLaw
+from llamarack.plan.shape import ModelShape
+
+MICRO_BATCH_TOKENS = 512  # n_ubatch, common/common.h b11434
+BATCH_TOKENS = 2048  # n_batch, same
+_CELL_PADDING = 256  # n_ctx is padded to this, llama-context.cpp b11434
+# Bytes per element of a KV type: block bytes / block elements, ggml-common.h b11434.
+KV_ELEMENT_BYTES = {
+    "f32": 4.0, "f16": 2.0, "bf16": 2.0,
+    "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32, "q4_0": 18 / 32,
+}  # fmt: skip
+_QUANTIZED_KV = {"q8_0", "q5_1", "q5_0", "q4_1", "q4_0"}
+_QUANTIZED_KV_BLOCK = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What of llama.cpp's options moves memory. `outputs`: rows of logits wanted per step."""
+
+    sequences: int
+    context_tokens: int  # of one sequence
+    kv_dtype: str = "f16"
+    kv_unified: bool = False
+    batch_tokens: int = BATCH_TOKENS
+    micro_batch_tokens: int = MICRO_BATCH_TOKENS
+    split_mode: str = "layer"
+    flash_attention: bool = True
+    gpu_layers: int | None = None  # None: all
+
+    @property
+    def stream_cells(self) -> int:
+        """KV cells one attention step looks over: one sequence's, or the whole shared pool."""
+        tokens = self.context_tokens * (self.sequences if self.kv_unified else 1)
+        return -(-tokens // _CELL_PADDING) * _CELL_PADDING
+
+    @property
+    def total_cells(self) -> int:
+        return self.stream_cells * (1 if self.kv_unified else self.sequences)
+
+    @property
+    def step_tokens(self) -> int:
+        return min(self.micro_batch_tokens, self.batch_tokens)
+
+    @property
+    def outputs(self) -> int:
+        """A server wants one row of logits per running sequence (`n_outputs_max`, tools/server, b11434)."""
+        return min(self.batch_tokens, self.sequences)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLoad:
+    """What one device holds. `compute_high_bytes`: with logits of every token, as the engine's own dry run assumes."""
+
+    weights_bytes: int
+    kv_bytes: int
+    compute_bytes: int
+    compute_high_bytes: int
+
+
+def kv_bytes(shape: ModelShape, settings: Settings, layers: range) -> int:
+    elements = shape.kv_elements_before[layers.stop] - shape.kv_elements_before[layers.start]
+    return round(settings.total_cells * elements * KV_ELEMENT_BYTES[settings.kv_dtype])
+
+
+def check_kv_dtype(shape: ModelShape, kv_dtype: str) -> str:
+    """The KV type llama.cpp will use. Raises ConfigError for one it does not have or cannot block."""
+    name = "f16" if kv_dtype == "auto" else kv_dtype
+    if name not in KV_ELEMENT_BYTES:
+        raise ConfigError(f"`kv_dtype`: llamacpp has no `{name}`", hint="one of: " + ", ".join(KV_ELEMENT_BYTES))
+    for size in (shape.spec.head_size_k, shape.spec.head_size_v):
+        if name in _QUANTIZED_KV and size % _QUANTIZED_KV_BLOCK:
+            raise ConfigError(
+                f"`kv_dtype`: `{name}` needs a head size that divides by {_QUANTIZED_KV_BLOCK}, this model's is {size}",
+                hint="kv_dtype: f16",
+            )
+    return name
+
+
+def compute_bytes(
+    shape: ModelShape, settings: Settings, law: ComputeLaw, *, outputs: int, pipelined: bool = False
+) -> int:
+    """The compute buffer of one device.
+
+    The mask (one 2-byte number per token and cell) plus the largest of: the feed-forward step, the logits, and with
+    quantised KV an f16 copy of one layer's K and V. Pipelined layers keep `pipeline_copies` of mask and inputs.
+    """
+    spec = shape.spec
+    batch, cells, hidden = settings.step_tokens, settings.stream_cells, spec.hidden_size
+    feed_forward = 4 * batch * (3 * shape.feed_forward_size + law.feed_forward_hidden * hidden)
+    logits = 4 * outputs * spec.vocab_size + 4 * batch * law.logits_hidden * hidden
+    fixed = law.token_bytes * batch
+    if not settings.flash_attention:
+        attention = batch * cells * 4 * shape.query_heads + 4 * batch * (
+            law.attention_hidden * hidden + 2 * shape.kv_heads * spec.head_size_k
+        )
+        return 4 * batch * cells + max(attention, feed_forward, logits) + fixed
+    peaks = [feed_forward, logits]
+    if settings.kv_dtype in _QUANTIZED_KV and law.quantized_kv_copy:
+        copies = 2 * cells * shape.kv_heads * (spec.head_size_k + spec.head_size_v)
+        peaks.append(copies + 4 * batch * law.quantized_kv_hidden * hidden)
+    copies = law.pipeline_copies if pipelined else 1
+    inputs = 4 * batch * law.pipeline_hidden * hidden if pipelined else 0
+    return 2 * copies * batch * cells + max(peaks) + inputs + fixed
+
+
+def assign_layers(layers: int, shares: Sequence[float], gpu_layers: int | None = None) -> tuple[int, ...]:
+    """Device of each layer and, last, of the output head; -1 is the CPU.
+
+    llama.cpp: cumulative normalised shares; layer i of the offloaded ones goes to the first device whose
+    cumulative share is above i / offloaded. The head counts as one more layer and is offloaded first.
+    """
+    wanted = layers + 1 if gpu_layers is None else min(gpu_layers, layers + 1)
+    total = sum(shares)
+    cumulative = [value / total for value in accumulate(shares)]
+    first = layers + 1 - wanted
+    last = len(shares) - 1
+    return tuple(
+        -1 if index < first else min(bisect_right(cumulative, (index - first) / wanted), last)
+        for index in range(layers + 1)
+    )
+
+
+def on_cpu(shape: ModelShape, settings: Settings, law: ComputeLaw) -> DeviceLoad:
+    spec = shape.spec
+    output_rows = 4 * settings.outputs * spec.vocab_size  # the host copy of the logits
+    return DeviceLoad(
+        weights_bytes=spec.weights_bytes,
+        kv_bytes=kv_bytes(shape, settings, range(spec.layers)),
+        compute_bytes=output_rows + compute_bytes(shape, settings, law, outputs=settings.outputs),
+        compute_high_bytes=output_rows + compute_bytes(shape, settings, law, outputs=settings.step_tokens),
+    )
+
+
+def on_cards(
+    shape: ModelShape, settings: Settings, law: ComputeLaw, shares: Sequence[float]
+) -> tuple[tuple[DeviceLoad, ...], int]:
+    """What each card holds, in the order of `shares`, and what the host holds beside them, in bytes.
+
+    `none` puts everything on the one card; `tensor` cuts every layer, but each card keeps a whole compute buffer.
+    """
+    if settings.split_mode == "tensor" and len(shares) > 1:
+        return _by_tensor(shape, settings, law, shares), shape.embedding_bytes
+    devices = _assigned(shape.spec.layers, tuple(shares), settings.gpu_layers)
+    head, layers = devices[-1], devices[:-1]
+    pipelined = len(shares) > 1 and -1 not in devices
+    compute = compute_bytes(shape, settings, law, outputs=settings.outputs, pipelined=pipelined)
+    high = compute_bytes(shape, settings, law, outputs=settings.step_tokens, pipelined=pipelined)
+    loads = []
+    for card in range(len(shares)):
+        own = _span(layers, card)
+        before = shape.layers_before_padded_bytes
+        loads.append(
+            DeviceLoad(
+                weights_bytes=before[own.stop] - before[own.start] + (shape.head_padded_bytes if head == card else 0),
+                kv_bytes=kv_bytes(shape, settings, own),
+                compute_bytes=compute,
+                compute_high_bytes=high,
+            )
+        )
+    left = _span(layers, -1)
+    host = shape.embedding_bytes + shape.layers_before_bytes[left.stop] + kv_bytes(shape, settings, left)
+    return tuple(loads), host + (shape.head_bytes if head == -1 else 0)
+
+
+@lru_cache(maxsize=4096)
+def _assigned(layers: int, shares: tuple[float, ...], gpu_layers: int | None) -> tuple[int, ...]:
+    return assign_layers(layers, shares, gpu_layers)
+
+
+def _span(devices: tuple[int, ...], device: int) -> range:
+    """The layers on one device; they are neighbours because shares are handed out in order."""
+    start = bisect_left(devices, device)
+    return range(start, bisect_right(devices, device))
+
+
+def _by_tensor(
+    shape: ModelShape, settings: Settings, law: ComputeLaw, shares: Sequence[float]
+) -> tuple[DeviceLoad, ...]:
+    """Heads and rows are cut in whole units, so a card can get up to one unit more than its share.
+
+    The largest unit is a group of attention heads that share one KV head.
+    """
+    spec = shape.spec
+    groups = shape.kv_heads
+    total = sum(shares)
+    cut = shape.layers_before_padded_bytes[-1] + shape.head_padded_bytes
+    kv = kv_bytes(shape, settings, range(spec.layers))
+    compute = compute_bytes(shape, settings, law, outputs=settings.outputs)
+    high = compute_bytes(shape, settings, law, outputs=settings.step_tokens)
+    return tuple(
+        DeviceLoad(
+            weights_bytes=round(cut * share / total),
+            kv_bytes=round(kv * units / groups),
+            compute_bytes=compute,
+            # the engine rotates the odd unit over the layers: one layer's worth of it may be this card's
+            compute_high_bytes=high + round(cut / groups / spec.layers),
+        )
+        for share, units in zip(shares, _whole_units(groups, shares), strict=True)
+    )
+
+
+def _whole_units(units: int, shares: Sequence[float]) -> list[int]:
+    total = sum(shares)
+    edges = [int(units * value / total) for value in accumulate(shares)]
+    edges[-1] = units
+    return [edge - before for edge, before in zip(edges, [0, *edges[:-1]], strict=True)]

@@ -1,0 +1,187 @@
+"""One llama.cpp replica as a deployment file configures it: settings resolved, devices filled, bounds checked. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from llamarack.config import Group, Limits
+from llamarack.hardware.machine import Card, Machine
+from llamarack.model.spec import ModelFormat
+from llamarack.plan import llamacpp
+from llamarack.plan.devices import device_plan, free_bytes, shortage
+from llamarack.plan.engine_data import (
+    Band,
+    ComputeLaw,
+    build_number,
+    llamacpp_context,
+    llamacpp_law,
+    llamacpp_unverified_bytes,
+)
+from llamarack.plan.llamacpp import DeviceLoad, Settings
+from llamarack.plan.record import Terms
+from llamarack.plan.replica import ReplicaPlan
+from llamarack.plan.shape import ModelShape
+from llamarack.units import format_bytes
+
+
+def settings_of(shape: ModelShape, group: Group) -> Settings:
+    """`auto` resolved. Raises ConfigError for a KV type llama.cpp cannot use with this model."""
+    limits = group.limits
+    batch, micro = batch_sizes(limits)
+    return Settings(
+        sequences=limits.sequences,
+        context_tokens=limits.context_tokens,
+        kv_dtype=llamacpp.check_kv_dtype(shape, limits.kv_dtype),
+        kv_unified=limits.kv_unified,
+        batch_tokens=batch,
+        micro_batch_tokens=micro,
+        split_mode=group.split_mode,
+        gpu_layers=None if group.gpu_layers == "all" else group.gpu_layers,
+    )
+
+
+def batch_sizes(limits: Limits) -> tuple[int, int]:
+    """`batch_tokens` as n_batch and n_ubatch: a number sets both, so that memory follows it."""
+    if limits.batch_tokens == "auto":
+        return llamacpp.BATCH_TOKENS, llamacpp.MICRO_BATCH_TOKENS
+    return limits.batch_tokens, limits.batch_tokens
+
+
+def plan_replica(
+    shape: ModelShape,
+    group: Group,
+    machine: Machine,
+    cards: Sequence[Card],
+    claimed: Mapping[int, int],
+    engine_version: str | None,
+) -> ReplicaPlan:
+    settings = settings_of(shape, group)
+    build = build_number(engine_version)
+    problems = list(_forbidden(shape, group, cards))
+    if not cards:
+        return _on_cpu(shape, settings, machine, claimed, build, problems)
+    law = llamacpp_law("cuda", build)
+    contexts = [
+        llamacpp_context("cuda", card=card.name, driver=machine.driver_version, build=build or law.build)
+        for card in cards
+    ]
+    shares, share_problem = _shares(shape, group, settings, law, contexts, cards, claimed)
+    problems += [share_problem] if share_problem else []
+    loads, host_bytes = llamacpp.on_cards(shape, settings, law, shares)
+    planned = tuple(
+        device_plan(card, _terms(load, context), _high(load, context, law), claimed)
+        for card, load, context in zip(cards, loads, contexts, strict=True)
+    )
+    host_free = free_bytes(machine.host, claimed)
+    if host_bytes > host_free:
+        problems.append(
+            f"the host keeps {format_bytes(host_bytes)} of the model, {format_bytes(host_free)} are available"
+        )
+    return ReplicaPlan(
+        cards=planned,
+        problems=(*problems, *filter(None, map(shortage, planned))),
+        notes=_notes(shape, group, law, contexts),
+        kv_dtype=settings.kv_dtype,
+        batch_tokens=settings.batch_tokens,
+        micro_batch_tokens=settings.micro_batch_tokens,
+        tensor_split=tuple(round(share, 4) for share in shares) if len(cards) > 1 else None,
+        host_bytes=host_bytes,
+    )
+
+
+def _on_cpu(
+    shape: ModelShape,
+    settings: Settings,
+    machine: Machine,
+    claimed: Mapping[int, int],
+    build: int | None,
+    problems: list[str],
+) -> ReplicaPlan:
+    law = llamacpp_law("cpu", build)
+    context = llamacpp_context("cpu", card=None, driver=None, build=law.build)
+    load = llamacpp.on_cpu(shape, settings, law)
+    planned = device_plan(machine.host, _terms(load, context), _high(load, context, law), claimed)
+    short = shortage(planned)
+    return ReplicaPlan(
+        cards=(planned,),
+        problems=(*problems, *([short] if short else [])),
+        notes=_unverified(law),
+        kv_dtype=settings.kv_dtype,
+        batch_tokens=settings.batch_tokens,
+        micro_batch_tokens=settings.micro_batch_tokens,
+    )
+
+
+def _terms(load: DeviceLoad, context: Band) -> Terms:
+    return Terms(
+        weights_bytes=load.weights_bytes,
+        kv_bytes=load.kv_bytes,
+        compute_bytes=load.compute_bytes,
+        context_bytes=context.typical_bytes,
+    )
+
+
+def _high(load: DeviceLoad, context: Band, law: ComputeLaw) -> int:
+    extra = 0 if law.verified else llamacpp_unverified_bytes(load.compute_high_bytes)
+    return load.weights_bytes + load.kv_bytes + load.compute_high_bytes + extra + context.high_bytes
+
+
+def _shares(
+    shape: ModelShape,
+    group: Group,
+    settings: Settings,
+    law: ComputeLaw,
+    contexts: Sequence[Band],
+    cards: Sequence[Card],
+    claimed: Mapping[int, int],
+) -> tuple[list[float], str | None]:
+    """Share of the model per card, summing to 1. `auto`: equal in tensor mode, else by what is free for layers."""
+    remote = len(group.rpc_servers)
+    if isinstance(group.tensor_split, list):
+        given = group.tensor_split
+        if len(given) == len(cards) + remote:
+            own = given[remote:]
+            total = sum(own)
+            return [share / total for share in own] if total else [1 / len(cards)] * len(cards), None
+        wanted = f"{remote} RPC devices and {len(cards)} cards" if remote else f"{len(cards)} cards"
+        return [1 / len(cards)] * len(cards), f"tensor_split has {len(given)} shares for {wanted}"
+    if len(cards) == 1 or settings.split_mode == "tensor":
+        return [1 / len(cards)] * len(cards), None
+    fixed = llamacpp.compute_bytes(shape, settings, law, outputs=settings.step_tokens, pipelined=True)
+    spare = [
+        max(free_bytes(card, claimed) - fixed - context.high_bytes, 0)
+        for card, context in zip(cards, contexts, strict=True)
+    ]
+    total_spare = sum(spare)
+    return [part / total_spare for part in spare] if total_spare else [1 / len(cards)] * len(cards), None
+
+
+def _forbidden(shape: ModelShape, group: Group, cards: Sequence[Card]) -> list[str]:
+    reasons = []
+    if shape.spec.format is not ModelFormat.GGUF:
+        reasons.append("llamacpp reads GGUF files; this model is safetensors")
+    if len(cards) > 1 and any(card.mig_parent_uuid for card in cards):
+        reasons.append("a process sees one MIG slice only: slices cannot share a replica")
+    if len(cards) > 1 and group.split_mode == "none":
+        reasons.append(f"split_mode none uses one card, {len(cards)} are given")
+    if group.rpc_servers and group.tensor_split == "auto":
+        reasons.append("the memory of RPC devices is not known here: give tensor_split, RPC devices first")
+    return reasons
+
+
+def _notes(shape: ModelShape, group: Group, law: ComputeLaw, contexts: Sequence[Band]) -> tuple[str, ...]:
+    notes = list(_unverified(law))
+    if not all(context.measured for context in contexts):
+        notes.append("the context constant of this card, driver and build was not measured: a band is used")
+    if group.gpu_layers != "all" and group.gpu_layers <= shape.spec.layers:
+        notes.append(
+            f"{shape.spec.layers + 1 - group.gpu_layers} of {shape.spec.layers + 1} layers stay on the CPU: "
+            "every token waits for them"
+        )
+    return tuple(notes)
+
+
+def _unverified(law: ComputeLaw) -> tuple[str, ...]:
+    if law.verified:
+        return ()
+    return (f"this llama.cpp build is unverified: the law of b{law.build} ({law.backend}) with a wider band",)
