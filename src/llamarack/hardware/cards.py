@@ -24,6 +24,7 @@ _NVLINK_GENERATIONS = {6: 1, 7: 2, 8: 3, 9: 4, 10: 5, 12: 5}
 _PCIE_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 _REMOTE_IS_CARD = 0  # NVML_NVLINK_DEVICE_TYPE_GPU
 _P2P_OK = 0  # NVML_P2P_STATUS_OK
+_FABRIC_STATES = {1: "not started", 2: "in progress", 3: "completed"}  # NVML_GPU_FABRIC_STATE_*; 0: not supported
 # nvmlClocksEventReason* of nvml.h. Idle (1) and clocks set by the user (2) are left out: nothing is being held back
 # against anybody's will.
 THROTTLE_REASONS = {
@@ -42,14 +43,14 @@ Reading = dict[str, Any]
 def cards_of(record: Reading) -> tuple[Card, ...]:
     """Cards in PCI bus order. A card in MIG mode is replaced by its slices, each with its own memory."""
     cards: list[Card] = []
-    first_index: dict[int, int] = {}  # NVML position -> our index, of whole cards
+    indices: dict[int, int] = {}  # NVML position -> our index, of whole cards
     for position, device in enumerate(record["devices"]):
         if device["mig_enabled"]:
             cards += [_card(device, len(cards) + number, part) for number, part in enumerate(device["mig_devices"])]
         elif device["memory"] is not None:
-            first_index[position] = len(cards)
+            indices[position] = len(cards)
             cards.append(_card(device, len(cards)))
-    links = _links(record, first_index)
+    links = _links(record, indices)
     return tuple(dataclasses.replace(card, links=links.get(card.index, ())) for card in cards)
 
 
@@ -80,13 +81,32 @@ def _card(device: Reading, index: int, part: Reading | None = None) -> Card:
         mig_parent_uuid=device["uuid"] if part else None,
         ecc_enabled=device["ecc_enabled"],
         persistence_enabled=device["persistence_enabled"],
-        power_limit_watts=None if device["power_limit_mw"] is None else device["power_limit_mw"] / 1000,
+        power_limit_watts=_scaled(device["power_limit_mw"], 1 / 1000),
+        power_limit_default_watts=_scaled(device["power_limit_default_mw"], 1 / 1000),
         throttle_reasons=_throttle_reasons(device["throttle_mask"]),
+        temperature_celsius=device["temperature_c"],
+        temperature_slowdown_celsius=device["temperature_slowdown_c"],
+        utilization_fraction=None if part else _scaled(device["utilization_percent"], 1 / 100),
+        ecc_uncorrected_errors=device["ecc_uncorrected_volatile"],
+        row_remap=_row_remap(device["remapped_rows"]),
+        nvlinks_active=len([link for link in device["nvlinks"] if link["active"]]),
+        nvlinks_total=len(device["nvlinks"]),
+        fabric_state=_FABRIC_STATES.get(device["fabric_state"]),
         processes=tuple(
             CardProcess(pid=process["pid"], memory_bytes=process["memory"], name=process["name"], user=process["user"])
             for process in (part or device)["processes"]
         ),
     )
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _row_remap(rows: list[int] | None) -> str | None:
+    """`rows`: corrected, uncorrected, pending, failed, as nvmlDeviceGetRemappedRows orders them."""
+    _, _, pending, failed = rows or (0, 0, 0, 0)
+    return "failed" if failed else "pending" if pending else None
 
 
 def _memory_bandwidth(device: Reading) -> float | None:

@@ -66,7 +66,16 @@ class Card:
     ecc_enabled: bool | None = None
     persistence_enabled: bool | None = None
     power_limit_watts: float | None = None
+    power_limit_default_watts: float | None = None
     throttle_reasons: tuple[str, ...] = ()
+    temperature_celsius: float | None = None
+    temperature_slowdown_celsius: float | None = None  # the card lowers its clocks from here
+    utilization_fraction: float | None = None
+    ecc_uncorrected_errors: int | None = None  # since the driver was loaded
+    row_remap: str | None = None  # `pending`: a reset finishes it; `failed`: the card is to be replaced
+    nvlinks_active: int | None = None
+    nvlinks_total: int | None = None
+    fabric_state: str | None = None  # `not started`, `in progress`, `completed`; None: no switch fabric
     processes: tuple[CardProcess, ...] = ()
 
 

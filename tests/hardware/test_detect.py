@@ -1,0 +1,67 @@
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from llamarack.errors import HardwareError
+from llamarack.hardware import detect
+from llamarack.hardware.pci import read_pci_cards
+from tests.hardware.recorded import nvml_record, write_tree
+
+# A pynvml whose first call never returns, as a sick driver's does.
+BLOCKING_PYNVML = """
+import signal
+class NVMLError(Exception): value = 0
+def nvmlInit(): signal.pause()
+NVML_ERROR_LIBRARY_NOT_FOUND = NVML_ERROR_DRIVER_NOT_LOADED = NVML_CLOCK_MEM = 0
+nvmlDeviceGetComputeRunningProcesses_v3 = nvmlDeviceGetGraphicsRunningProcesses_v3 = None
+"""
+
+
+@pytest.mark.process
+def test_nvml_library_that_blocks_is_killed_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tree(tmp_path, {"pynvml.py": BLOCKING_PYNVML})
+    paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    assert detect.read_nvml(deadline_s=3)["status"] == "hung"
+    with pytest.raises(HardwareError, match="did not answer within 1 s") as raised:
+        detect.detect_machine(deadline_s=1)
+    assert "dmesg" in str(raised.value.hint)
+
+
+@pytest.mark.process
+def test_nvml_child_that_dies_is_a_failure_with_its_last_words() -> None:
+    record = detect.read_nvml([sys.executable, "-c", "raise SystemExit('driver/library version mismatch')"])
+    assert (record["status"], record["detail"]) == ("failed", "driver/library version mismatch")
+
+
+@pytest.mark.process
+def test_machine_from_a_record_has_cards_and_versions(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(nvml_record()))
+    machine = detect.machine_of(detect.read_nvml(["cat", str(path)]))
+    assert (len(machine.cards), machine.driver_version, machine.cuda_version) == (2, "580.159", "13.0")
+
+
+@pytest.mark.process
+def test_record_without_library_is_a_machine_without_cards() -> None:
+    record = detect.read_nvml([sys.executable, "-c", 'print(\'{"status": "absent", "devices": [], "pairs": []}\')'])
+    assert detect.machine_of(record).cards == ()
+
+
+def test_pci_scan_finds_compute_cards_of_any_maker_and_no_others(tmp_path: Path) -> None:
+    devices = {
+        "0000:03:00.0": ("0x1002", "0x038000", "0x74a1"),  # AMD accelerator
+        "0000:1b:00.0": ("0x10de", "0x030200", "0x2335"),
+        "0000:02:00.0": ("0x1a03", "0x030000", "0x2000"),  # the server's own display chip
+        "0000:00:1f.0": ("0x8086", "0x060100", "0x1b81"),  # Intel, but a bridge
+    }
+    tree = {
+        f"sys/bus/pci/devices/{slot}/{name}": value + "\n"
+        for slot, values in devices.items()
+        for name, value in zip(("vendor", "class", "device"), values, strict=True)
+    }
+    found = read_pci_cards(write_tree(tmp_path, tree))
+    assert [(card.pci_bus_id, card.vendor) for card in found] == [("0000:03:00.0", "amd"), ("0000:1b:00.0", "nvidia")]
