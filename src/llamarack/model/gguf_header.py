@@ -22,12 +22,12 @@ from llamarack.model.ggml_types import GGML_TYPES
 MAGIC = b"GGUF"
 # Bounds on what a header may claim. The largest vocabularies in use (262,144 tokens with merges) need about 25 MB and
 # 800,000 strings, the largest models about 2,500 tensors.
-MAX_HEADER_BYTES = 128 * 1024**2
+MAX_HEADER_BYTES = 64 * 1024**2
 MAX_STRINGS = 4_000_000
 MAX_KEYS = 16_384
 MAX_TENSORS = 65_536
 MAX_KEY_BYTES = 65_535  # gguf.md
-MAX_STRING_BYTES = 16 * 1024**2
+MAX_STRING_BYTES = 1024**2  # a long chat template has 50 kB
 MAX_TENSOR_NAME_BYTES = 63  # GGML_MAX_NAME of llama.cpp b11434, with its end mark
 MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 MAX_ALIGNMENT_BYTES = 1024**2
