@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from llamarack.errors import ModelError
 from llamarack.model import gguf_header
 from llamarack.model.gguf import read_gguf
+from llamarack.model.gguf_header import StringArray
 from tests import gguf_files
 from tests.gguf_files import F16, F32, LLAMA2, Q4_0, SMALL, llama_metadata, llama_rows, write_llama
 from tests.tiny_model import CHATML, write_tiny_llama
@@ -54,7 +56,9 @@ def test_gguf_of_the_gguf_package_is_described_as_that_package_reads_it(tmp_path
     tokens = theirs.fields["tokenizer.ggml.tokens"].contents()
     assert spec.tokenizer.vocab_size == len(tokens)
     header = gguf_header.read_header(path)
-    assert list(header.metadata["tokenizer.ggml.tokens"]) == tokens  # type: ignore[arg-type]
+    read_tokens = header.metadata["tokenizer.ggml.tokens"]
+    assert isinstance(read_tokens, StringArray)
+    assert list(read_tokens) == tokens
     assert header.data_start_bytes == theirs.tensors[0].data_offset
     assert (spec.tokenizer.bos_id, spec.tokenizer.eos_id, spec.tokenizer.add_bos) == (1, 2, True)
     assert spec.quantization.method == "f16"
@@ -244,7 +248,9 @@ def test_gguf_metadata_of_any_kind_comes_back_as_written(
 ) -> None:
     path = gguf_files.write(tmp_path_factory.mktemp("m") / "m.gguf", data, [])
     read = gguf_header.read_header(path).metadata
-    assert {key: list(item) if isinstance(data[key], list) else item for key, item in read.items()} == data
+    assert {
+        key: list(item) if isinstance(item, (StringArray, np.ndarray)) else item for key, item in read.items()
+    } == data
 
 
 @pytest.mark.parametrize("kept", ["header", "metadata"])
