@@ -6,9 +6,6 @@ can be left behind.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +14,10 @@ from llamarack.errors import HardwareError
 from llamarack.hardware.cards import cards_of, cuda_version
 from llamarack.hardware.host import read_host
 from llamarack.hardware.machine import Machine
+from llamarack.hardware.probe import Answer, ask, module_command
 
 # nvmlInit on a machine with 8 cards and persistence off takes some seconds, since each card is woken.
 NVML_DEADLINE_S = 20.0
-NVML_COMMAND = (sys.executable, "-P", "-m", "llamarack.hardware.nvml")
 
 
 def detect_machine(*, deadline_s: float = NVML_DEADLINE_S) -> Machine:
@@ -45,33 +42,10 @@ def machine_of(record: dict[str, Any], root: Path = Path("/")) -> Machine:
     )
 
 
-def read_nvml(command: Sequence[str] = NVML_COMMAND, *, deadline_s: float = NVML_DEADLINE_S) -> dict[str, Any]:
+def read_nvml(command: Sequence[str] | None = None, *, deadline_s: float = NVML_DEADLINE_S) -> dict[str, Any]:
     """The record of `nvml.read_record`; `status` is also `hung` (killed at the deadline) or `failed` (died)."""
-    child = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
-    try:
-        output, errors = child.communicate(timeout=deadline_s)
-    except subprocess.TimeoutExpired:
-        _abandon(child)
-        return _without_cards("hung", f"no answer within {deadline_s:g} s")
-    if child.returncode != 0:
-        return _without_cards("failed", errors.decode(errors="replace").strip().rpartition("\n")[2])
-    record: dict[str, Any] = json.loads(output)
-    return record
+    return nvml_of(ask(command or module_command("nvml"), deadline_s=deadline_s))
 
 
-def _abandon(child: subprocess.Popen[bytes]) -> None:
-    """Kills, and does not wait for a child that the kernel holds: it goes when the driver lets it."""
-    child.kill()
-    for pipe in (child.stdout, child.stderr):
-        if pipe is not None:
-            pipe.close()
-    try:
-        child.wait(timeout=1)
-    except subprocess.TimeoutExpired:
-        pass
-
-
-def _without_cards(status: str, detail: str) -> dict[str, Any]:
-    return {"status": status, "detail": detail, "devices": [], "pairs": []}
+def nvml_of(answer: Answer) -> dict[str, Any]:
+    return answer.values or {"status": answer.status.value, "detail": answer.detail, "devices": [], "pairs": []}
