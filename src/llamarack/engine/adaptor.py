@@ -1,0 +1,167 @@
+"""What every engine's adaptor states, and the records it exchanges with the supervisor and the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from llamarack.config import Group, Model
+from llamarack.plan.record import Candidate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where an engine listens: a Unix socket, or a loopback port where it cannot. `key`: its bearer token."""
+
+    socket: Path | None
+    port: int | None
+    key: str
+    served_name: str  # the model id that the engine knows
+
+    @property
+    def base_url(self) -> str:
+        return "http://engine" if self.socket else f"http://127.0.0.1:{self.port}"
+
+    @property
+    def shown(self) -> str:
+        return f"unix:{self.socket}" if self.socket else self.base_url
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchContext:
+    """One replica as planned. `files`: a folder of this replica's own for what the engine reads at its start."""
+
+    replica: str
+    model: Model
+    group: Group
+    path: Path
+    candidate: Candidate
+    card_uuids: Sequence[str]
+    files: Path
+    socket: Path
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """The command. Nothing secret is in `argv`; `env` is the whole environment."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    endpoint: Endpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Why an engine died. `cause`: a stable word (`out_of_memory`, `unsupported_quantization`, `unrecognised`, ...)."""
+
+    cause: str
+    message: str
+    hint: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """What an engine says of its own work. `None`: it does not say."""
+
+    generated_tokens: int | None
+    prompt_tokens: int | None
+    running: int | None
+    waiting: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviations:
+    """Where an engine's stream differs from the wire rules; the gateway rewrites only what is named here.
+
+    `error_prefixes`: events that begin so carry an error inside a 200 stream.
+    """
+
+    error_prefixes: tuple[bytes, ...] = (b'data: {"error"', b"error: ")
+
+
+class Adaptor(Protocol):
+    name: str
+    deviations: Deviations
+
+    def launch(self, context: LaunchContext) -> Launch:
+        """Writes what the engine reads into `context.files`; starts nothing. Raises UsageError for bad options."""
+
+    def diagnose(self, exit_words: str, log_tail: Sequence[str]) -> Diagnosis:
+        """The cause, from how it ended and the last lines of its log, oldest first."""
+
+    def load_fraction(self, log_tail: Sequence[str]) -> float | None:
+        """How far the load is, 0 to 1, where the log tells."""
+
+    def counters(self, metrics_text: str) -> Counters:
+        """From the engine's own /metrics."""
+
+
+# What a child inherits of the supervisor's environment: enough to find libraries, certificates and the locale.
+_INHERITED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH")
+_INHERITED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "NVSHMEM_", "VLLM_", "OMP_", "GGML_", "NVIDIA_", "CUDA_MPS_")
+
+
+def engine_environment(
+    inherited: Mapping[str, str], card_uuids: Sequence[str], extra: Mapping[str, str]
+) -> dict[str, str]:
+    """The environment of an engine: pinned to its cards, offline, silent about its use; `extra` wins."""
+    kept = {k: v for k, v in inherited.items() if k in _INHERITED or k.startswith(_INHERITED_PREFIXES)}
+    return {
+        **kept,
+        "PYTHONUNBUFFERED": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(card_uuids),
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "NO_PROXY": "127.0.0.1,localhost,::1",
+        **extra,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FatalLine:
+    """A log line that tells why an engine died. `pattern`: a regular expression, tried on each line."""
+
+    pattern: str
+    cause: str
+    message: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricNames:
+    """Names of the counters in an engine's /metrics; several where they moved between versions."""
+
+    generated_tokens: tuple[str, ...] = ()
+    prompt_tokens: tuple[str, ...] = ()
+    running: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+
+
+def read_counters(metrics_text: str, names: MetricNames) -> Counters:
+    """Sums each counter over its label sets; None where no sample has any of its names."""
+    totals: dict[str, float] = {}
+    for line in metrics_text.splitlines():
+        if line.startswith("#") or not line.strip():
+            continue
+        name, _, value = line.rpartition(" ")
+        bare = name.partition("{")[0]
+        try:
+            totals[bare] = totals.get(bare, 0.0) + float(value)
+        except ValueError:
+            continue
+
+    def total(wanted: tuple[str, ...]) -> int | None:
+        return next((int(totals[name]) for name in wanted if name in totals), None)
+
+    return Counters(
+        generated_tokens=total(names.generated_tokens),
+        prompt_tokens=total(names.prompt_tokens),
+        running=total(names.running),
+        waiting=total(names.waiting),
+    )
