@@ -1,0 +1,106 @@
+"""The rack's admin socket: one JSON object a line, for the commands of this user and for gateway workers.
+
+Requests: `status`, `events`, `stop`, `drain` (a replica or the rack), and `gateway`, which turns the connection into a
+worker's link. The socket lies in a folder of mode 0700; there is no other guard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import Any
+
+from llamarack.errors import NothingRunning
+from llamarack.paths import RackPaths
+from llamarack.supervise.status import events_record, status_record
+from llamarack.supervise.supervisor import Supervisor, is_running
+
+_MAX_LINE_BYTES = 4 * 1024**2
+
+
+class AdminServer:
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.StreamWriter] = set()
+
+    async def start(self) -> None:
+        path = self._supervisor.paths.admin_socket
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        self._server = await asyncio.start_unix_server(self._serve, str(path), limit=_MAX_LINE_BYTES)
+
+    async def stop(self) -> None:
+        """Ends the connections of commands that wait for the rack's end."""
+        if self._server is not None:
+            self._server.close()
+        for writer in self._open:
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
+        try:
+            while line := await reader.readline():
+                request = json.loads(line)
+                if request["op"] == "gateway":
+                    await self._supervisor.gateways.serve_link(request["worker"], reader, writer)
+                    return
+                writer.write(json.dumps(await self._answer(request)).encode() + b"\n")
+                await writer.drain()
+        except (OSError, ValueError, KeyError):
+            pass  # a command that broke off
+        finally:
+            self._open.discard(writer)
+            writer.close()
+
+    async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        supervisor = self._supervisor
+        match request["op"]:
+            case "status":
+                return status_record(supervisor)
+            case "events":
+                return events_record(supervisor, int(request["limit"]))
+            case "stop":
+                supervisor.ask_stop()
+                return {"stopping": True}
+            case "drain":
+                found = await supervisor.drain_replica(request["replica"])
+                return {"found": found, "replicas": [replica.id for replica in supervisor.replicas]}
+        return {"error": f"unknown request `{request['op']}`"}
+
+
+async def ask(paths: RackPaths, request: dict[str, Any], *, timeout_s: float = 10.0) -> dict[str, Any]:
+    """One request to a running rack. Raises NothingRunning when there is none."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_unix_connection(str(paths.admin_socket), limit=_MAX_LINE_BYTES)
+            writer.write(json.dumps(request).encode() + b"\n")
+            line = await reader.readline()
+            writer.close()
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+    except (OSError, ValueError, TimeoutError) as error:
+        raise nothing_running(paths) from error
+
+
+def nothing_running(paths: RackPaths) -> NothingRunning:
+    if is_running(paths):
+        return NothingRunning(
+            f"rack `{paths.name}` runs but does not answer on `{paths.admin_socket}`", hint="try again in a few seconds"
+        )
+    racks = paths.folder.parent
+    others = sorted(p.name for p in racks.iterdir() if (p / "state.json").exists()) if racks.is_dir() else []
+    hint = f"racks here: {', '.join(others)} (--rack NAME)" if others else "llamarack serve FILE starts one"
+    return NothingRunning(f"no rack `{paths.name}` is running", hint=hint)
+
+
+async def wait_until_gone(paths: RackPaths, timeout_s: float) -> bool:
+    """Whether the supervisor has ended within the time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while is_running(paths):  # noqa: ASYNC110 - a lock of another process sends no event
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        return False
+    return True

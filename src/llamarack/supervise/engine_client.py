@@ -1,0 +1,102 @@
+"""The supervisor's own requests to an engine: is it up, one answer, its counters. Never carries user traffic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+import orjson
+
+from llamarack.engine.adaptor import Endpoint
+
+
+class EngineRefused(Exception):
+    """The engine answered with an error. `status`: HTTP; the text is the engine's own, shortened."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"HTTP {status}: {text[:300]}")
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    text: str
+    finish_reason: str | None
+    completion_tokens: int | None
+    prompt_tokens: int | None
+
+
+class EngineClient:
+    """Requests over the engine's socket, each with its own deadline. Raises OSError, TimeoutError, EngineRefused."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        path = endpoint.socket
+        connector = aiohttp.UnixConnector(path=str(path)) if path else aiohttp.TCPConnector(force_close=True)
+        self._session = aiohttp.ClientSession(
+            connector=connector, headers={"Authorization": f"Bearer {endpoint.key}"}, trust_env=False
+        )
+
+    async def __aenter__(self) -> EngineClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def is_up(self, timeout_s: float = 2.0) -> bool:
+        """Whether /health answers 200."""
+        try:
+            async with self._session.get(f"{self._endpoint.base_url}/health", timeout=_limit(timeout_s)) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return False
+
+    async def metrics_text(self, timeout_s: float = 3.0) -> str:
+        async with self._session.get(f"{self._endpoint.base_url}/metrics", timeout=_limit(timeout_s)) as response:
+            text = await response.text()
+            if response.status != 200:
+                raise EngineRefused(response.status, text)
+            return text
+
+    async def chat(
+        self, messages: list[dict[str, str]], *, max_tokens: int, timeout_s: float, **options: Any
+    ) -> Answer:
+        body = {"messages": messages, **options}
+        value = await self._post("/v1/chat/completions", body, max_tokens, timeout_s)
+        return _answer(value, value["choices"][0]["message"].get("content") or "")
+
+    async def complete(self, prompt: str, *, max_tokens: int, timeout_s: float, **options: Any) -> Answer:
+        value = await self._post("/v1/completions", {"prompt": prompt, **options}, max_tokens, timeout_s)
+        return _answer(value, value["choices"][0].get("text") or "")
+
+    async def _post(self, path: str, body: dict[str, Any], max_tokens: int, timeout_s: float) -> dict[str, Any]:
+        data = orjson.dumps({"model": self._endpoint.served_name, "max_tokens": max_tokens, **body})
+        async with self._session.post(
+            f"{self._endpoint.base_url}{path}",
+            data=data,
+            headers={"Content-Type": "application/json"},
+            timeout=_limit(timeout_s),
+        ) as response:
+            raw = await response.read()
+            if response.status != 200:
+                raise EngineRefused(response.status, raw.decode(errors="replace"))
+            value: dict[str, Any] = orjson.loads(raw)
+            return value
+
+
+def _limit(seconds: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=seconds)
+
+
+def _answer(value: dict[str, Any], text: str) -> Answer:
+    usage = value.get("usage") or {}
+    return Answer(
+        text=text,
+        finish_reason=value["choices"][0].get("finish_reason"),
+        completion_tokens=usage.get("completion_tokens"),
+        prompt_tokens=usage.get("prompt_tokens"),
+    )

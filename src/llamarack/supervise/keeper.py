@@ -1,0 +1,327 @@
+"""Owns one child process and everything it forks; ends all of it when no supervisor is left.
+
+Standard library only and run as a plain file (`python -I -S keeper.py`), so that it stays small and starts at once.
+The spec comes as one JSON object on stdin: `argv, env, log_path, log_max_bytes, control_socket, lease_s, grace_s,
+unlink, inherit_fds`. It listens on `control_socket`, one JSON object a line:
+
+    {"op": "attach"}               -> {"event": "state", ...}, later {"event": "exit", ...}; holds the lease
+    {"op": "stop", "grace_s": 10}  -> SIGTERM, after `grace_s` SIGKILL, to the child and all its descendants
+    {"op": "fds"}                  -> one message that carries `inherit_fds`, for a supervisor that came back
+    {"op": "release"}              -> after the exit was reported: the keeper's work is done
+
+The lease: while no connection has attached for `lease_s`, everything is ended. The child is gone only when no
+descendant is left; orphans come to the keeper because it is their subreaper.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO, Any
+
+PR_SET_PDEATHSIG = 1  # prctl(2)
+PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LOG_CHUNK_BYTES = 65536
+_KILL_POLL_S = 0.02
+
+
+def _die_with_keeper() -> None:
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _oom_kills() -> int | None:
+    """Times the host's OOM killer struck in this cgroup; None where that cannot be read (cgroup v1)."""
+    try:
+        group = Path("/proc/self/cgroup").read_text().rsplit("::", 1)[1].strip()
+        for line in Path(f"/sys/fs/cgroup{group}/memory.events").read_text().splitlines():
+            name, count = line.split()
+            if name == "oom_kill":
+                return int(count)
+    except (OSError, IndexError, ValueError):
+        pass
+    return None
+
+
+def start_ticks(pid: int) -> int | None:
+    """Start of a process in clock ticks since boot (/proc/PID/stat, field 22); with the pid it is an identity."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def descendants(root: int) -> list[int]:
+    """Living processes below `root`, without zombies."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            state, parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
+        except (OSError, ValueError):
+            continue
+        if state != "Z":
+            children.setdefault(int(parent), []).append(int(entry))
+    found: list[int] = []
+    queue = [root]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found
+
+
+class CappedLog:
+    """Append-only file of at most `max_bytes`, older part beside it. A full disk loses lines, not the child."""
+
+    def __init__(self, path: str, max_bytes: int) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._file: int | None = None
+        self._size = 0
+        self.lost_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        try:
+            if self._file is None or self._size >= self._max_bytes // 2:
+                self._turn()
+            assert self._file is not None
+            os.write(self._file, data)
+            self._size += len(data)
+        except OSError:
+            self.lost_bytes += len(data)
+
+    def _turn(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+            os.replace(self._path, self._path + ".1")
+        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._size = os.fstat(self._file).st_size
+
+
+class Keeper:
+    """One selector loop; every field is touched only by it."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self._spec = spec
+        self._selector = selectors.DefaultSelector()
+        self._log = CappedLog(spec["log_path"], spec["log_max_bytes"])
+        self._attached: set[socket.socket] = set()
+        self._lines: dict[socket.socket, bytes] = {}
+        self._lease_from = time.monotonic()
+        self._kill_at: float | None = None
+        self._stop_asked = False
+        self._exit: dict[str, Any] | None = None
+        self._released = False
+        self._oom_kills_before = _oom_kills()
+        self._listener = self._listen(spec["control_socket"])
+        self._wake = self._wake_on_signals()
+        self._child = self._start()
+
+    def run(self) -> None:
+        while not self._released:
+            for key, _ in self._selector.select(self._wait_s()):
+                key.data(key.fileobj)
+            self._reap()
+            self._advance()
+        for path in [self._spec["control_socket"], *self._spec["unlink"]]:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    def _listen(self, path: str) -> socket.socket:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        listener.bind(path)
+        listener.listen(8)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        return listener
+
+    def _wake_on_signals(self) -> socket.socket:
+        reader, writer = socket.socketpair()
+        reader.setblocking(False)
+        writer.setblocking(False)
+        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        self._wake_writer = writer
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self._stop(self._spec["grace_s"]))
+        for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+            signal.signal(ignored, signal.SIG_IGN)
+        self._selector.register(reader, selectors.EVENT_READ, self._drain_wake)
+        return reader
+
+    def _drain_wake(self, reader: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            reader.recv(4096)
+
+    def _start(self) -> subprocess.Popen[bytes] | None:
+        for path in self._spec["unlink"]:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        try:
+            child = subprocess.Popen(
+                self._spec["argv"],
+                env=self._spec["env"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
+                process_group=0,
+                pass_fds=self._spec["inherit_fds"],
+                preexec_fn=_die_with_keeper,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            self._log.write(f"keeper: `{self._spec['argv'][0]}` cannot be started: {error}\n".encode())
+            self._exit = {"event": "exit", "code": 127, "signal": None, "oom_killed": False, "asked": False}
+            return None
+        assert child.stdout is not None
+        os.set_blocking(child.stdout.fileno(), False)
+        self._selector.register(child.stdout, selectors.EVENT_READ, self._read_output)
+        return child
+
+    def _read_output(self, pipe: IO[bytes]) -> None:
+        try:
+            data = os.read(pipe.fileno(), _LOG_CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        if data:
+            self._log.write(data)
+        else:
+            self._selector.unregister(pipe)
+            pipe.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = listener.accept()
+            connection.settimeout(1.0)
+            self._lines[connection] = b""
+            self._selector.register(connection, selectors.EVENT_READ, self._receive)
+
+    def _receive(self, connection: socket.socket) -> None:
+        try:
+            data = connection.recv(65536)
+        except OSError:
+            data = b""
+        if not data:
+            self._forget(connection)
+            return
+        *lines, self._lines[connection] = (self._lines[connection] + data).split(b"\n")
+        for line in lines:
+            try:
+                message = json.loads(line)
+            except ValueError:
+                continue
+            self._obey(connection, message)
+
+    def _forget(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        connection.close()
+        self._lines.pop(connection, None)
+        if connection in self._attached:
+            self._attached.discard(connection)
+            self._lease_from = time.monotonic()
+
+    def _obey(self, connection: socket.socket, message: dict[str, Any]) -> None:
+        match message.get("op"):
+            case "attach":
+                self._attached.add(connection)
+                pid = self._child.pid if self._child else None
+                self._send(connection, {"event": "state", "pid": pid, "start_ticks": start_ticks(pid) if pid else None})
+                if self._exit is not None:
+                    self._send(connection, self._exit)
+            case "stop":
+                self._stop(float(message.get("grace_s", self._spec["grace_s"])))
+            case "fds":
+                with contextlib.suppress(OSError):
+                    socket.send_fds(connection, [b'{"event": "fds"}\n'], self._spec["inherit_fds"])
+            case "release":
+                self._released = self._exit is not None
+
+    def _send(self, connection: socket.socket, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def _stop(self, grace_s: float) -> None:
+        self._stop_asked = True
+        self._signal_all(signal.SIGTERM)
+        kill_at = time.monotonic() + grace_s
+        self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
+
+    def _signal_all(self, number: int) -> None:
+        for pid in descendants(os.getpid()):
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+
+    def _reap(self) -> None:
+        """Collect every zombie; the child's own exit ends the rest of its family."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            if self._child is not None and pid == self._child.pid:
+                self._child.returncode = os.waitstatus_to_exitcode(status)
+                self._stop_family()
+        if self._child is not None and self._child.returncode is not None and self._exit is None:
+            left = descendants(os.getpid())
+            if not left:
+                self._report_exit(self._child.returncode)
+
+    def _stop_family(self) -> None:
+        self._signal_all(signal.SIGTERM)
+        soon = time.monotonic() + 1.0
+        self._kill_at = soon if self._kill_at is None else min(self._kill_at, soon)
+
+    def _report_exit(self, code: int) -> None:
+        if self._child is not None and self._child.stdout is not None and not self._child.stdout.closed:
+            self._read_output(self._child.stdout)
+        after = _oom_kills()
+        before = self._oom_kills_before
+        self._exit = {
+            "event": "exit",
+            "code": code if code >= 0 else None,
+            "signal": -code if code < 0 else None,
+            "oom_killed": code == -signal.SIGKILL and before is not None and after is not None and after > before,
+            "asked": self._stop_asked,
+        }
+        self._kill_at = None
+        for connection in self._attached:
+            self._send(connection, self._exit)
+
+    def _advance(self) -> None:
+        now = time.monotonic()
+        if self._kill_at is not None and now >= self._kill_at:
+            self._signal_all(signal.SIGKILL)
+        if not self._attached and now >= self._lease_from + self._spec["lease_s"]:
+            if self._exit is not None:
+                self._released = True
+            elif not self._stop_asked:
+                self._stop(self._spec["grace_s"])
+
+    def _wait_s(self) -> float:
+        if self._child is not None and self._child.returncode is not None and self._exit is None:
+            return _KILL_POLL_S  # an orphan's death may raise no SIGCHLD before it is ours
+        if self._kill_at is not None:
+            return max(_KILL_POLL_S, min(0.5, self._kill_at - time.monotonic()))
+        return 1.0
+
+
+def main() -> None:
+    if _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1) != 0:
+        sys.exit("keeper: prctl(PR_SET_CHILD_SUBREAPER) refused")
+    Keeper(json.load(sys.stdin)).run()
+
+
+if __name__ == "__main__":
+    main()

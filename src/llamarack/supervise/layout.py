@@ -1,0 +1,119 @@
+"""From a deployment file and a machine to the replicas that will run: ids, cards, plans, fingerprints. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+import orjson
+
+from llamarack.config import Deployment, Group, Model, Supervise
+from llamarack.engine import ADAPTORS
+from llamarack.errors import ConfigError, DoesNotFit
+from llamarack.hardware.machine import Machine
+from llamarack.model.spec import ModelFormat, ModelSpec
+from llamarack.plan.planner import plan_group
+from llamarack.plan.record import Candidate
+from llamarack.supervise.replica import ReplicaSpec
+from llamarack.units import GIB, format_bytes
+
+_DEADLINE_BASE_S = 300.0
+_DEADLINE_PER_GIB_S = 20.0
+_FORMAT_OF = {"llamacpp": ModelFormat.GGUF, "vllm": ModelFormat.SAFETENSORS, "transformers": ModelFormat.SAFETENSORS}
+
+
+def lay_out(deployment: Deployment, machine: Machine, specs: dict[Path, ModelSpec]) -> list[ReplicaSpec]:
+    """All replicas, in file order. Raises ConfigError for a wrong pairing, DoesNotFit for a group without room.
+
+    `specs`: the read model of every path that the file names for a group.
+    """
+    replicas: list[ReplicaSpec] = []
+    for model in deployment.models:
+        number = 0
+        for group in model.groups:
+            path = model.path_of(group)
+            spec = specs[path]
+            _require_pairing(model, group, spec)
+            candidate = plan_group(spec, group, machine, model_name=model.name)
+            _require_fit(model, candidate)
+            for index in range(group.replicas):
+                replicas.append(_replica(deployment.supervise, machine, model, group, spec, candidate, index, number))
+                number += 1
+    return replicas
+
+
+def _replica(
+    supervise: Supervise,
+    machine: Machine,
+    model: Model,
+    group: Group,
+    spec: ModelSpec,
+    candidate: Candidate,
+    index: int,
+    number: int,
+) -> ReplicaSpec:
+    by_index = {card.index: card for card in machine.cards}
+    cards = [by_index[i] for i in candidate.replica_cards[index] if i in by_index] if candidate.replica_cards else []
+    uuids = [card.uuid or str(card.index) for card in cards]
+    path = model.path_of(group)
+    return ReplicaSpec(
+        id=f"{slug(model.name)}-{number}",
+        model=model,
+        group=group,
+        path=path,
+        candidate=candidate,
+        card_uuids=uuids,
+        adaptor=ADAPTORS[group.engine],
+        has_template=bool(model.chat_template or spec.chat_template),
+        start_deadline_s=start_deadline_s(supervise, spec.weights_bytes),
+        fingerprint=_fingerprint(model, group, path, candidate, uuids),
+    )
+
+
+def start_deadline_s(supervise: Supervise, weights_bytes: int) -> float:
+    """5 min + 20 s per GiB of weights, unless the file says otherwise."""
+    if supervise.start_deadline != "auto":
+        return supervise.start_deadline
+    return _DEADLINE_BASE_S + _DEADLINE_PER_GIB_S * weights_bytes / GIB
+
+
+def slug(name: str) -> str:
+    """A model name as part of a file name; two models never share one."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:12].strip("-._") or "model"
+    return plain if plain == name else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:4]}"
+
+
+def _fingerprint(model: Model, group: Group, path: Path, candidate: Candidate, uuids: list[str]) -> str:
+    """Changes when the engine would be started differently, or its file was replaced."""
+    status = path.stat()
+    engine_side = {
+        "model": model.model_dump(mode="json", include={"name", "path", "tokenizer", "chat_template"}),
+        "group": group.model_dump(mode="json", exclude={"replicas", "gpus"}),
+        "cards": uuids,
+        "plan": [candidate.context_tokens, candidate.sequences, candidate.batch_tokens, candidate.tensor_split],
+        "file": [status.st_size, status.st_mtime_ns],
+    }
+    return hashlib.sha256(orjson.dumps(engine_side)).hexdigest()[:16]
+
+
+def _require_pairing(model: Model, group: Group, spec: ModelSpec) -> None:
+    wanted = _FORMAT_OF[group.engine]
+    if spec.format is not wanted:
+        right = "llamacpp" if spec.format is ModelFormat.GGUF else "vllm"
+        raise ConfigError(
+            f"model `{model.name}`: engine `{group.engine}` reads {wanted} models, `{spec.path}` is {spec.format}",
+            hint=f"engine: {right}",
+        )
+
+
+def _require_fit(model: Model, candidate: Candidate) -> None:
+    if candidate.fits:
+        return
+    worst = min(candidate.cards, key=lambda card: card.free_after_bytes)
+    reasons = "; ".join(candidate.reasons)
+    raise DoesNotFit(
+        f"model `{model.name}` needs {format_bytes(worst.total_high_bytes)} on {worst.name}, "
+        f"{format_bytes(worst.memory_free_bytes)} are free" + (f" ({reasons})" if reasons else ""),
+        hint=f"llamarack plan {model.path} shows what fits",
+    )

@@ -1,0 +1,106 @@
+"""The state file: what a new supervisor needs to take running processes back. Mode 0600: it holds engine keys."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from llamarack.supervise.journal import Journal
+from llamarack.supervise.replica import Remembered
+from llamarack.supervise.table import endpoint_from_json, endpoint_to_json
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedReplica:
+    """`start_ticks`: of the engine process; with the keeper's socket in a private folder it is an identity."""
+
+    id: str
+    fingerprint: str
+    start_ticks: int | None
+    memory: Remembered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedGateway:
+    control_socket: Path
+    start_ticks: int | None
+    settings: str  # what the worker was started with, so that a changed file is noticed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    supervisor_pid: int
+    gateways: Sequence[SavedGateway]
+    replicas: Sequence[SavedReplica]
+
+
+def write(path: Path, memory: Memory, journal: Journal) -> None:
+    """Replaces the file in one step; a disk that refuses is noted, since the rack itself serves on."""
+    value = {
+        "schema_version": SCHEMA_VERSION,
+        "supervisor_pid": memory.supervisor_pid,
+        "gateways": [
+            {"control_socket": str(each.control_socket), "start_ticks": each.start_ticks, "settings": each.settings}
+            for each in memory.gateways
+        ],
+        "replicas": [
+            {
+                "id": each.id,
+                "fingerprint": each.fingerprint,
+                "start_ticks": each.start_ticks,
+                "endpoint": endpoint_to_json(each.memory.endpoint),
+                "control_socket": str(each.memory.control_socket),
+                "was_ready": each.memory.was_ready,
+            }
+            for each in memory.replicas
+        ],
+    }
+    fresh = path.with_suffix(".new")
+    try:
+        with open(fresh, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(orjson.dumps(value))
+        os.replace(fresh, path)
+    except OSError as error:
+        journal.warn("state_unwritable", f"`{path}` cannot be written: {error.strerror}; a restart would reload models")
+
+
+def read(path: Path) -> Memory | None:
+    """None when there is none, or it was written by another version or damaged: then nothing is taken back."""
+    try:
+        value: dict[str, Any] = orjson.loads(path.read_bytes())
+        if value["schema_version"] != SCHEMA_VERSION:
+            return None
+        return Memory(
+            supervisor_pid=value["supervisor_pid"],
+            gateways=[
+                SavedGateway(
+                    control_socket=Path(each["control_socket"]),
+                    start_ticks=each["start_ticks"],
+                    settings=each["settings"],
+                )
+                for each in value["gateways"]
+            ],
+            replicas=[_replica(each) for each in value["replicas"]],
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _replica(value: dict[str, Any]) -> SavedReplica:
+    endpoint = endpoint_from_json(value["endpoint"])
+    assert endpoint is not None
+    return SavedReplica(
+        id=value["id"],
+        fingerprint=value["fingerprint"],
+        start_ticks=value["start_ticks"],
+        memory=Remembered(
+            endpoint=endpoint, control_socket=Path(value["control_socket"]), was_ready=value["was_ready"]
+        ),
+    )

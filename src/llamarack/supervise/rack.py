@@ -1,0 +1,67 @@
+"""From a deployment file to a running rack, in the foreground: the one call behind `serve` and `demo`."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+
+from llamarack.config import Deployment
+from llamarack.hardware.detect import detect_machine
+from llamarack.model.read import read_model
+from llamarack.paths import RackPaths
+from llamarack.supervise.admin import AdminServer
+from llamarack.supervise.journal import Entry
+from llamarack.supervise.layout import lay_out
+from llamarack.supervise.supervisor import Supervisor
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+async def run_rack(
+    deployment: Deployment,
+    paths: RackPaths,
+    *,
+    on_entry: Callable[[Entry], None],
+    once_settled: Callable[[Supervisor, bool], Awaitable[bool]],
+) -> signal.Signals | None:
+    """Serves until SIGINT, SIGTERM or `stop`; a second signal ends the drain early. Returns the first signal.
+
+    `once_settled(supervisor, all_ready)` runs when every replica is ready or failed; returning False ends the rack.
+    Raises ConfigError, ModelError, DoesNotFit before anything is started, EngineError when no start worked.
+    """
+    machine = await asyncio.to_thread(detect_machine)
+    wanted = {model.path_of(group) for model in deployment.models for group in model.groups}
+    specs = {path: await asyncio.to_thread(read_model, path) for path in wanted}
+    supervisor = Supervisor(deployment, lay_out(deployment, machine, specs), paths)
+    supervisor.journal.on_entry.append(on_entry)
+    received: list[signal.Signals] = []
+
+    def take(number: signal.Signals) -> None:
+        received.append(number)
+        supervisor.ask_stop()
+
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, take, number)
+    admin = AdminServer(supervisor)
+    settling: asyncio.Task[None] | None = None
+    try:
+        await supervisor.start()
+        await admin.start()
+        settling = asyncio.create_task(_when_settled(supervisor, once_settled))
+        await supervisor.run()
+    finally:
+        await admin.stop()
+        if settling is not None:
+            settling.cancel()
+            await asyncio.gather(settling, return_exceptions=True)
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+    return received[0] if received else None
+
+
+async def _when_settled(supervisor: Supervisor, once_settled: Callable[[Supervisor, bool], Awaitable[bool]]) -> None:
+    all_ready = await supervisor.until_settled()
+    if not await once_settled(supervisor, all_ready):
+        supervisor.ask_stop()

@@ -1,0 +1,408 @@
+"""One replica: the single owner of its state, from the wait for the load lock to the last process gone.
+
+`run()` is the loop; everybody else only asks (`ask_stop`, `ask_drain`, `ask_start`) or reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from llamarack.config import Group, Model
+from llamarack.engine.adaptor import Adaptor, Diagnosis, Endpoint, LaunchContext
+from llamarack.errors import LlamarackError, NeverReady
+from llamarack.hardware.loadlock import LoadLock
+from llamarack.paths import RackPaths, make_private
+from llamarack.plan.record import Candidate
+from llamarack.supervise.engine_client import EngineClient
+from llamarack.supervise.journal import Journal
+from llamarack.supervise.keeping import GRACE_S, ChildExit, ChildSpec, KeptChild, start_child
+from llamarack.supervise.state import Event, RestartPolicy, State, next_state
+from llamarack.supervise.warmup import warm_up
+from llamarack.units import format_duration
+
+T = TypeVar("T")
+_LOAD_LOCK_POLL_S = 0.1
+_ANSWER_POLL_S = 0.05
+_LOG_TAIL_BYTES = 32768
+# Causes that the same start meets again; the rest may pass.
+_HOPELESS = frozenset({"model_file_damaged", "unsupported_architecture", "bad_option"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSpec:
+    """What a replica is; `fingerprint` changes when a running engine no longer is what the file asks for."""
+
+    id: str
+    model: Model
+    group: Group
+    path: Path
+    candidate: Candidate
+    card_uuids: Sequence[str]
+    adaptor: Adaptor
+    has_template: bool
+    start_deadline_s: float
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """What survives the supervisor: enough to take the engine back."""
+
+    endpoint: Endpoint
+    control_socket: Path
+    was_ready: bool
+
+
+class World(Protocol):
+    """What a replica needs of its surroundings; the supervisor supplies it."""
+
+    paths: RackPaths
+    journal: Journal
+    restarts: RestartPolicy
+    drain_s: float
+
+    def changed(self) -> None: ...
+
+    async def drained(self, replica: str, timeout_s: float) -> bool: ...
+
+
+class _Stop(Exception):
+    """The replica was told to stop while it was doing something else."""
+
+
+class _Died(Exception):
+    def __init__(self, exit: ChildExit) -> None:
+        super().__init__(exit.words)
+        self.exit = exit
+
+
+@dataclass(slots=True)
+class Death:
+    """Why a replica went down; the newest is shown by `status`."""
+
+    at_unix_s: float
+    while_state: State
+    cause: str
+    message: str
+    hint: str | None
+    log_tail: list[str] = field(default_factory=list)
+
+
+class Replica:
+    def __init__(self, spec: ReplicaSpec, world: World) -> None:
+        self.spec = spec
+        self.state = State.STOPPED
+        self.endpoint: Endpoint | None = None
+        self.child: KeptChild | None = None
+        self.restarts = 0
+        self.last_death: Death | None = None
+        self.ready_since_unix_s: float | None = None
+        self.start_seconds: float | None = None  # spawn to ready, of the newest start
+        self._world = world
+        self._deaths_monotonic_s: list[float] = []
+        self._asked_stop = asyncio.Event()
+        self._asked_drain = asyncio.Event()
+        self._asked_start = asyncio.Event()
+        self.changed = asyncio.Event()  # set at each transition, for those who wait
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+    @property
+    def log_path(self) -> Path:
+        return self._world.paths.log_of(self.id)
+
+    def ask_stop(self) -> None:
+        self._asked_stop.set()
+
+    def ask_drain(self) -> None:
+        """Finish what runs, then stop."""
+        self._asked_drain.set()
+
+    def ask_start(self) -> None:
+        """Out of `failed`, with the deaths forgotten."""
+        self._deaths_monotonic_s.clear()
+        self._asked_start.set()
+
+    async def run(self, adopted: KeptChild | None = None, remembered: Remembered | None = None) -> None:
+        """Until it is asked to stop. Leaves no process behind, also when cancelled by a fault of ours."""
+        try:
+            if adopted is not None and remembered is not None:
+                self.child, self.endpoint = adopted, remembered.endpoint
+                if await self._life(adopt_ready=remembered.was_ready):
+                    return
+            while not await self._life():
+                pass
+        except asyncio.CancelledError:
+            if self.child is not None:
+                self.child.detach()  # a supervisor that is killed leaves its engines to the next one
+            raise
+
+    async def _life(self, adopt_ready: bool | None = None) -> bool:
+        """One start to its end. True: asked to stop; False: died and may be started again."""
+        lock = LoadLock()
+        try:
+            if adopt_ready:
+                self._step(Event.ADOPTED)
+                self._world.journal.note("adopted", "taken back without a reload", replica=self.id)
+            else:
+                await self._bring_up(lock, adopted=adopt_ready is not None)
+            lock.release()
+            await self._while_ready()
+        except _Stop:
+            lock.release()
+            await self._take_down()
+            return True
+        except (_Died, NeverReady, LlamarackError, OSError, TimeoutError) as error:
+            await self._bury(error)
+            lock.release()
+            return await self._wait_for_retry()
+        finally:
+            lock.release()
+        return True
+
+    async def _bring_up(self, lock: LoadLock, *, adopted: bool) -> None:
+        if self.state is not State.STARTING:
+            self._step(Event.START)
+        await self._take_lock(lock)
+        started = time.monotonic()
+        deadline = started + self.spec.start_deadline_s
+        if not adopted:
+            self.child = await self._spawn()
+        self._step(Event.SPAWNED)
+        await self._unless_over(self._until_answers(), deadline)
+        self._step(Event.ANSWERED)
+        assert self.endpoint is not None
+        async with EngineClient(self.endpoint) as client:
+            left_s = max(1.0, deadline - time.monotonic())
+            warm = warm_up(
+                client,
+                context_tokens=self.spec.candidate.context_tokens,
+                timeout_s=left_s,
+                has_template=self.spec.has_template,
+            )
+            await self._unless_over(warm, deadline)
+        self.start_seconds = time.monotonic() - started
+        self.ready_since_unix_s = time.time()
+        self._step(Event.WARMED)
+        message = f"ready after {format_duration(self.start_seconds)}"
+        self._world.journal.note("ready", message, replica=self.id, seconds=self.start_seconds)
+
+    async def _take_lock(self, lock: LoadLock) -> None:
+        """One load at a time on this machine, whoever starts it."""
+        told = False
+        while not lock.try_acquire():
+            if not told:
+                holder = lock.holder_pid()
+                by = f" (process {holder})" if holder and holder != os.getpid() else ""
+                self._world.journal.note("load_waits", f"waits for another load to end{by}", replica=self.id)
+                told = True
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOAD_LOCK_POLL_S):
+                    await self._wait_asked()
+                    raise _Stop
+        if self._asked_stop.is_set() or self._asked_drain.is_set():
+            raise _Stop
+
+    async def _spawn(self) -> KeptChild:
+        spec, paths = self.spec, self._world.paths
+        socket = paths.engine_socket(self.id)
+        launch = spec.adaptor.launch(
+            LaunchContext(
+                replica=self.id,
+                model=spec.model,
+                group=spec.group,
+                path=spec.path,
+                candidate=spec.candidate,
+                card_uuids=spec.card_uuids,
+                files=make_private(paths.folder / "replicas" / self.id),
+                socket=socket,
+                key=secrets.token_urlsafe(32),
+            )
+        )
+        self.endpoint = launch.endpoint
+        message = f"loads {spec.path.name} with {spec.adaptor.name}"
+        self._world.journal.note("starting", message, replica=self.id, argv=list(launch.argv))
+        return await start_child(
+            ChildSpec(
+                argv=launch.argv,
+                env=launch.env,
+                log_path=self.log_path,
+                control_socket=paths.keeper_socket(self.id),
+                unlink=[socket],
+            )
+        )
+
+    async def _until_answers(self) -> None:
+        assert self.endpoint is not None
+        async with EngineClient(self.endpoint) as client:
+            while not await client.is_up():  # noqa: ASYNC110 - the engine offers nothing to wait on
+                await asyncio.sleep(_ANSWER_POLL_S)
+
+    async def _while_ready(self) -> None:
+        """Returns only by raising: asked to stop, or died."""
+        await self._unless_over(asyncio.Event().wait(), None)
+
+    async def _unless_over(self, work: Coroutine[Any, Any, T], deadline_monotonic_s: float | None) -> T:
+        """`work`, ended early by the child's death, by the deadline or by a request to stop."""
+        assert self.child is not None
+        task = asyncio.create_task(work)
+        exited = asyncio.create_task(self.child.exited.wait())
+        asked = asyncio.create_task(self._wait_asked())
+        left_s = None if deadline_monotonic_s is None else max(0.0, deadline_monotonic_s - time.monotonic())
+        try:
+            await asyncio.wait({task, exited, asked}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if exited.done():
+                assert self.child.exit is not None
+                raise _Died(self.child.exit)
+            if asked.done():
+                raise _Stop
+            if not task.done():
+                raise NeverReady(
+                    f"not ready within {format_duration(self.spec.start_deadline_s)}",
+                    hint="supervise.start_deadline in seconds allows more; the log tells how far it came",
+                )
+            try:
+                return task.result()
+            except (OSError, TimeoutError):
+                # A broken connection is often the first sign of a death whose report is on its way.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(1.0):
+                        await self.child.exited.wait()
+                if self.child.exit is not None:
+                    raise _Died(self.child.exit) from None
+                raise
+        finally:
+            for each in (task, exited, asked):
+                each.cancel()
+            await asyncio.gather(task, exited, asked, return_exceptions=True)
+
+    async def _wait_asked(self) -> None:
+        waits = [asyncio.create_task(event.wait()) for event in (self._asked_stop, self._asked_drain)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _take_down(self) -> None:
+        """Drains if it was ready and nobody insisted, then ends every process."""
+        if self.state is State.READY:
+            self._step(Event.DRAIN)
+            waiting = asyncio.create_task(self._world.drained(self.id, self._world.drain_s))
+            insisted = asyncio.create_task(self._asked_stop.wait())
+            exited = asyncio.create_task(self.child.exited.wait()) if self.child else insisted
+            await asyncio.wait({waiting, insisted, exited}, return_when=asyncio.FIRST_COMPLETED)
+            for each in (waiting, insisted, exited):
+                each.cancel()
+        self._step(Event.STOP)
+        await self._end_child()
+        self._step(Event.GONE)
+        self._world.journal.note("stopped", "stopped; no process is left", replica=self.id)
+
+    async def _end_child(self) -> None:
+        if self.child is None:
+            return
+        if self.child.exit is None:
+            await self.child.stop(grace_s=GRACE_S)
+        self.child.release()
+        self.child = None
+        self.endpoint = None
+        self.ready_since_unix_s = None
+
+    async def _bury(self, error: Exception) -> None:
+        """Records why it went down and makes sure that nothing of it is left."""
+        tail = read_tail(self.log_path)
+        diagnosis = self._diagnose(error, tail)
+        self.last_death = Death(
+            at_unix_s=time.time(),
+            while_state=self.state,
+            cause=diagnosis.cause,
+            message=diagnosis.message,
+            hint=diagnosis.hint,
+            log_tail=tail[-20:],
+        )
+        await self._end_child()
+        self._deaths_monotonic_s.append(time.monotonic())
+        was = self.state
+        self._step(Event.DIED)
+        self._world.journal.error(
+            "died" if was is State.READY else "start_failed",
+            f"{diagnosis.message} (while {was})",
+            replica=self.id,
+            cause=diagnosis.cause,
+            hint=diagnosis.hint,
+            log=str(self.log_path),
+        )
+
+    def _diagnose(self, error: Exception, tail: list[str]) -> Diagnosis:
+        if isinstance(error, _Died):
+            exit = error.exit
+            if exit.oom_killed:
+                return Diagnosis(
+                    cause="host_out_of_memory",
+                    message="killed by the host's out-of-memory killer",
+                    hint="give the host or the container more RAM, or lower limits.sequences; the card is not at fault",
+                )
+            if exit.signal is not None and exit.signal in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
+                return Diagnosis(cause="killed", message=f"{exit.words} from outside", hint=None)
+            return self.spec.adaptor.diagnose(exit.words, tail)
+        hint = error.hint if isinstance(error, LlamarackError) else None
+        cause = error.code if isinstance(error, LlamarackError) else "unrecognised"
+        return Diagnosis(cause=cause, message=str(error) or type(error).__name__, hint=hint)
+
+    async def _wait_for_retry(self) -> bool:
+        """True: asked to stop meanwhile."""
+        policy = self._world.restarts
+        wait_s = policy.wait_s(self._deaths_monotonic_s, time.monotonic())
+        hopeless = self.last_death is not None and self.last_death.cause in _HOPELESS
+        if hopeless or wait_s is None:
+            wait_s = None
+            self._step(Event.GIVE_UP)
+            times = f"died {len(self._deaths_monotonic_s)} times within {format_duration(policy.window_s)}"
+            self._world.journal.error(
+                "failed",
+                f"{'the next start would end the same way' if hopeless else times}; not started again",
+                replica=self.id,
+                hint="llamarack reload starts it again once the cause is gone",
+            )
+        starting = asyncio.create_task(self._asked_start.wait())
+        asked = asyncio.create_task(self._wait_asked())
+        await asyncio.wait({starting, asked}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        was_asked = asked.done()
+        starting.cancel()
+        asked.cancel()
+        if was_asked:
+            self._step(Event.STOP)
+            return True
+        self._asked_start.clear()
+        self.restarts += 1
+        self._step(Event.START if self.state is State.FAILED else Event.RETRY)
+        return False
+
+    def _step(self, event: Event) -> None:
+        self.state = next_state(self.state, event)
+        self.changed.set()
+        self.changed = asyncio.Event()
+        self._world.changed()
+
+
+def read_tail(path: Path) -> list[str]:
+    """The last lines of a log, undecodable bytes replaced; empty when there is none."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _LOG_TAIL_BYTES))
+            return file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []

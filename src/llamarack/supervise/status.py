@@ -1,0 +1,123 @@
+"""The `status` record of a running rack, as programs read it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from llamarack.supervise.replica import Replica
+
+if TYPE_CHECKING:
+    from llamarack.supervise.supervisor import Supervisor
+
+SCHEMA_VERSION = 1
+_EVENTS_IN_STATUS = 20
+
+
+def status_record(supervisor: Supervisor) -> dict[str, Any]:
+    names = [model.name for model in supervisor.deployment.models]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "rack": supervisor.paths.name,
+        "time_unix_s": time.time(),
+        "started_unix_s": supervisor.started_unix_s,
+        "draining": supervisor.draining,
+        "models": [
+            {
+                "name": name,
+                "replicas": [
+                    _replica(supervisor, replica) for replica in supervisor.replicas if replica.spec.model.name == name
+                ],
+            }
+            for name in names
+        ],
+        "gateway": _gateway(supervisor),
+        "events": [asdict(entry) for entry in list(supervisor.journal.recent)[-_EVENTS_IN_STATUS:]],
+    }
+
+
+def events_record(supervisor: Supervisor, limit: int) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "events": [asdict(entry) for entry in list(supervisor.journal.recent)[-limit:]],
+    }
+
+
+def _gateway(supervisor: Supervisor) -> dict[str, Any]:
+    pool = supervisor.gateways
+    return {
+        "host": pool.settings.host,
+        "port": pool.port,
+        "tls": pool.settings.tls_cert is not None,
+        "workers": [
+            {"worker": worker, "pid": child.pid, "connected": worker in pool.counts}
+            for worker, child in sorted(pool.children.items())
+        ],
+        "running": sum(sum(counts.in_flight.values()) for counts in pool.counts.values()),
+        "queued": sum(sum(counts.queued.values()) for counts in pool.counts.values()),
+    }
+
+
+def _replica(supervisor: Supervisor, replica: Replica) -> dict[str, Any]:
+    running = sum(counts.in_flight.get(replica.id, 0) for counts in supervisor.gateways.counts.values())
+    candidate = replica.spec.candidate
+    pid = replica.child.pid if replica.child and replica.child.exit is None else None
+    death = replica.last_death
+    return {
+        "id": replica.id,
+        "engine": replica.spec.group.engine,
+        "state": replica.state.value,
+        "pid": pid,
+        "pids": _family(pid),
+        "restarts": replica.restarts,
+        "last_death": None
+        if death is None
+        else {
+            "at_unix_s": death.at_unix_s,
+            "while": death.while_state.value,
+            "cause": death.cause,
+            "message": death.message,
+            "hint": death.hint,
+        },
+        "ready_since_unix_s": replica.ready_since_unix_s,
+        "start_seconds": replica.start_seconds,
+        "endpoint": replica.endpoint.shown if replica.endpoint else None,
+        "cards": list(replica.spec.card_uuids),
+        "running": running,
+        "waiting": None,
+        "slots_total": candidate.sequences,
+        "slots_idle": max(0, candidate.sequences - running),
+        "context_tokens": candidate.context_tokens,
+        "predicted": {
+            "total_bytes": sum(card.total_bytes for card in candidate.cards),
+            "cards": [asdict(card) for card in candidate.cards],
+            "speed": asdict(candidate.predicted),
+        },
+        "actual": {"resident_bytes": _resident_bytes(pid)},
+        "degraded_from": None,
+        "log": str(replica.log_path),
+    }
+
+
+def _family(pid: int | None) -> list[int]:
+    if pid is None:
+        return []
+    try:
+        process = psutil.Process(pid)
+        return [pid, *(child.pid for child in process.children(recursive=True))]
+    except psutil.Error:
+        return []
+
+
+def _resident_bytes(pid: int | None) -> int | None:
+    """Resident memory of the engine and all it forked; shared pages (the mapped model) count once for each."""
+    total = 0
+    for each in _family(pid):
+        try:
+            total += psutil.Process(each).memory_info().rss
+        except psutil.Error:
+            return None
+    return total or None

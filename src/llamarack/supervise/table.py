@@ -1,0 +1,96 @@
+"""The replica table: what the supervisor tells every gateway worker, whole, at each change."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from llamarack.config import Defaults
+from llamarack.engine.adaptor import Endpoint
+from llamarack.supervise.state import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaRow:
+    """One replica. `slots`: sequences it takes at once; `context_tokens`: of one sequence."""
+
+    id: str
+    model: str
+    engine: str
+    state: State
+    endpoint: Endpoint | None
+    slots: int
+    context_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRow:
+    name: str
+    created_unix_s: int
+    defaults: Defaults
+    max_output_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """`draining`: admit nothing new. `version` only grows."""
+
+    version: int
+    draining: bool
+    models: tuple[ModelRow, ...]
+    replicas: tuple[ReplicaRow, ...]
+
+
+def to_json(table: Table) -> dict[str, Any]:
+    return {
+        "version": table.version,
+        "draining": table.draining,
+        "models": [
+            {
+                "name": model.name,
+                "created_unix_s": model.created_unix_s,
+                "defaults": model.defaults.model_dump(),
+                "max_output_tokens": model.max_output_tokens,
+            }
+            for model in table.models
+        ],
+        "replicas": [
+            {
+                "id": row.id,
+                "model": row.model,
+                "engine": row.engine,
+                "state": row.state.value,
+                "endpoint": endpoint_to_json(row.endpoint),
+                "slots": row.slots,
+                "context_tokens": row.context_tokens,
+            }
+            for row in table.replicas
+        ],
+    }
+
+
+def from_json(value: dict[str, Any]) -> Table:
+    return Table(
+        version=value["version"],
+        draining=value["draining"],
+        models=tuple(
+            ModelRow(**{**model, "defaults": Defaults.model_validate(model["defaults"])}) for model in value["models"]
+        ),
+        replicas=tuple(
+            ReplicaRow(**{**row, "state": State(row["state"]), "endpoint": endpoint_from_json(row["endpoint"])})
+            for row in value["replicas"]
+        ),
+    )
+
+
+def endpoint_to_json(endpoint: Endpoint | None) -> dict[str, Any] | None:
+    if endpoint is None:
+        return None
+    return {**asdict(endpoint), "socket": str(endpoint.socket) if endpoint.socket else None}
+
+
+def endpoint_from_json(value: dict[str, Any] | None) -> Endpoint | None:
+    if value is None:
+        return None
+    return Endpoint(**{**value, "socket": Path(value["socket"]) if value["socket"] else None})
