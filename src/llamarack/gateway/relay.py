@@ -1,0 +1,269 @@
+"""One user request to an engine and back: admitted, sent, retried while nothing has been passed on, cancelled with
+its client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import orjson
+from aiohttp import web
+
+from llamarack.config import Gateway
+from llamarack.engine import ADAPTORS
+from llamarack.errors import DeadlineExceeded, LlamarackError, Overloaded, RequestError, UpstreamFailed
+from llamarack.gateway import wire
+from llamarack.gateway.admission import Admission
+from llamarack.gateway.metrics import Metrics
+from llamarack.gateway.stream import EventTooLong, StreamFilter
+from llamarack.gateway.upstream import EngineBroke, EnginePool
+from llamarack.supervise.table import ReplicaRow
+
+# Time for the engine to refuse a bad request with its own status before the 200 of a stream is committed.
+_COMMIT_AFTER_S = 1.0
+_MAX_ATTEMPTS = 4
+# A replica that broke off but still counts as ready gets the request again after this; the supervisor has had time
+# to notice a death.
+_FORGIVE_AFTER_S = 2.0
+_ENGINE_LOADING = 503
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Call:
+    """One request on its way. `engine_path`: where the engine takes it; `chat`: the shape of its stream."""
+
+    request: web.BaseRequest
+    request_id: str
+    model: str
+    engine_path: str
+    body: bytes
+    chat: bool
+    stream: bool
+    hide_usage: bool
+    arrived_monotonic_s: float
+    replica: str | None = None
+    first_event_s: float | None = None
+    usage: dict[str, Any] = field(default_factory=dict)
+
+
+class Relay:
+    def __init__(self, settings: Gateway, admission: Admission, pool: EnginePool, metrics: Metrics) -> None:
+        self._settings = settings
+        self._admission = admission
+        self._pool = pool
+        self._metrics = metrics
+
+    async def serve(self, call: Call) -> web.StreamResponse:
+        """The finished answer. Raises RequestError only while nothing was sent to the client."""
+        return await (self._streamed(call) if call.stream else self._whole(call))
+
+    async def _whole(self, call: Call) -> web.StreamResponse:
+        try:
+            async with asyncio.timeout(self._settings.request_timeout_s):
+                return await self._with_retries(call, None, self._whole_attempt)
+        except TimeoutError:
+            raise self._out_of_time() from None
+
+    async def _streamed(self, call: Call) -> web.StreamResponse:
+        client = ClientStream(call, self._settings)
+        keeping_alive = asyncio.create_task(client.keep_alive())
+        try:
+            async with asyncio.timeout(self._settings.request_timeout_s):
+                return await self._with_retries(call, client, self._stream_attempt)
+        except (TimeoutError, RequestError) as error:
+            failure = error if isinstance(error, RequestError) else self._out_of_time()
+            if not client.committed:
+                raise failure from None
+            await client.fail(failure)
+            return client.response
+        finally:
+            keeping_alive.cancel()
+
+    async def _with_retries(self, call: Call, client: ClientStream | None, attempt: Any) -> web.StreamResponse:
+        broke: set[str] = set()
+        for number in range(_MAX_ATTEMPTS):
+            replica = await self._take(call, broke, again=number > 0)
+            if client is not None:
+                client.admitted.set()
+            call.replica = replica.id
+            try:
+                response: web.StreamResponse = await attempt(call, replica, client)
+                return response
+            except EngineBroke as error:
+                assert replica.endpoint is not None
+                broke.add(replica.endpoint.key)
+                if client is not None and client.passed_events:
+                    raise UpstreamFailed(
+                        f"the engine broke off after {client.passed_events} events", should_retry=True
+                    ) from error
+                log.warning("engine_broke request=%s replica=%s error=%s", call.request_id, replica.id, error)
+                self._metrics.retries.labels(call.model).inc()
+            finally:
+                self._admission.give(replica.id, call.model)
+        raise UpstreamFailed(f"{_MAX_ATTEMPTS} engines broke off before their first token", retry_after_s=2)
+
+    async def _take(self, call: Call, broke: set[str], *, again: bool) -> ReplicaRow:
+        started = time.monotonic()
+        if not again:
+            replica = await self._admission.take(call.model)
+            self._metrics.queue_wait.labels(call.model).observe(time.monotonic() - started)
+            return replica
+        try:
+            return await self._admission.take(call.model, excluded=broke, again=True, wait_s=_FORGIVE_AFTER_S)
+        except Overloaded:
+            return await self._admission.take(call.model, again=True)
+
+    async def _whole_attempt(self, call: Call, replica: ReplicaRow, _: ClientStream | None) -> web.StreamResponse:
+        response = await self._send(call, replica)
+        try:
+            body = await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineBroke(str(error)) from error
+        finally:
+            response.close()
+        if response.status != 200:
+            return self._refused(call, response.status, body)
+        with contextlib.suppress(orjson.JSONDecodeError, AttributeError):
+            call.usage = orjson.loads(body).get("usage") or {}
+        return json_response(200, body, call.request_id)
+
+    async def _stream_attempt(self, call: Call, replica: ReplicaRow, client: ClientStream | None) -> web.StreamResponse:
+        assert client is not None
+        response = await self._send(call, replica)
+        try:
+            if response.status != 200:
+                return await self._stream_refused(call, client, response)
+            await client.commit()
+            events = StreamFilter(ADAPTORS[replica.engine].deviations, hide_usage=call.hide_usage)
+            async for chunk in response.content.iter_any():
+                data = events.feed(chunk)
+                client.passed_events = events.state.passed_events
+                if data:
+                    if call.first_event_s is None:
+                        call.first_event_s = time.monotonic() - call.arrived_monotonic_s
+                    await client.write(data)
+                if events.over():
+                    break
+            call.usage = events.state.usage or {}
+            if events.state.error is not None:
+                await client.fail_with(events.state.error)
+            elif not events.state.done:
+                raise EngineBroke("its stream ended without [DONE]")
+            else:
+                await client.finish()
+            return client.response
+        except (aiohttp.ClientError, EventTooLong) as error:
+            raise EngineBroke(str(error) or type(error).__name__) from error
+        finally:
+            response.close()  # an engine notices the closed connection and frees the slot
+
+    async def _send(self, call: Call, replica: ReplicaRow) -> aiohttp.ClientResponse:
+        assert replica.endpoint is not None
+        headers = {"X-Request-Id": call.request_id}
+        for name in ("traceparent", "tracestate"):
+            if name in call.request.headers:
+                headers[name] = call.request.headers[name]
+        response = await self._pool.post(replica.endpoint, call.engine_path, call.body, headers)
+        if response.status == _ENGINE_LOADING:
+            response.close()
+            raise EngineBroke("it answers 503")
+        return response
+
+    async def _stream_refused(
+        self, call: Call, client: ClientStream, response: aiohttp.ClientResponse
+    ) -> web.StreamResponse:
+        body = await response.read()
+        if not client.committed:
+            return self._refused(call, response.status, body)
+        await client.fail_with(wire.engine_error_envelope(response.status, body))
+        return client.response
+
+    def _refused(self, call: Call, status: int, body: bytes) -> web.StreamResponse:
+        value = wire.engine_error_envelope(status, body)
+        answer = json_response(status, orjson.dumps(value), call.request_id)
+        if status >= 500:
+            answer.headers["x-should-retry"] = "false"  # the same prompt meets the same fault
+        return answer
+
+    def _out_of_time(self) -> RequestError:
+        return DeadlineExceeded(f"not finished within {self._settings.request_timeout_s:g} s", should_retry=False)
+
+
+class ClientStream:
+    """The client's side of a stream: committed late, kept alive, ended in one of two forms."""
+
+    def __init__(self, call: Call, settings: Gateway) -> None:
+        self._call = call
+        self._heartbeat = settings.heartbeat
+        self._last_write = time.monotonic()
+        self._committing = asyncio.Lock()
+        self.admitted = asyncio.Event()
+        self.passed_events = 0
+        self.committed = False
+        self.response = web.StreamResponse(status=200, headers={**wire.STREAM_HEADERS, "x-request-id": call.request_id})
+
+    async def commit(self) -> None:
+        """Sends status and headers; from here on errors are events."""
+        async with self._committing:
+            if not self.committed:
+                self.committed = True
+                await self.response.prepare(self._call.request)
+
+    async def write(self, data: bytes) -> None:
+        self._last_write = time.monotonic()
+        await self.response.write(data)
+
+    async def finish(self) -> None:
+        await self.response.write_eof()
+
+    async def fail(self, error: LlamarackError) -> None:
+        await self._end_with(wire.error_event(error))
+
+    async def fail_with(self, value: dict[str, Any]) -> None:
+        await self.commit()
+        await self._end_with(b"event: error\ndata: " + orjson.dumps(value) + wire.EVENT_END)
+
+    async def _end_with(self, event: bytes) -> None:
+        try:
+            await self.write(event)
+            await self.response.write_eof()
+        except (ConnectionError, RuntimeError):
+            # No event can be sent: abort, so that the client sees a broken body and not a short, complete one.
+            if self._call.request.transport is not None:
+                self._call.request.transport.abort()
+
+    async def keep_alive(self) -> None:
+        """Commits once the engine had its chance to refuse, or before a waiting client loses patience."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._heartbeat.interval_s):
+                await self.admitted.wait()
+                await asyncio.sleep(_COMMIT_AFTER_S)
+        with contextlib.suppress(ConnectionError):
+            await self.commit()
+            while self._heartbeat.style != "off":
+                silent_s = time.monotonic() - self._last_write
+                if silent_s >= self._heartbeat.interval_s:
+                    await self.write(self._beat())
+                    silent_s = 0.0
+                await asyncio.sleep(self._heartbeat.interval_s - silent_s)
+
+    def _beat(self) -> bytes:
+        if self._heartbeat.style == "comment":
+            return wire.COMMENT_HEARTBEAT
+        call = self._call
+        return wire.empty_delta(f"chatcmpl-{call.request_id}", int(time.time()), call.model, chat=call.chat)
+
+
+def json_response(status: int, body: bytes, request_id: str, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(
+        status=status,
+        body=body,
+        headers={"Content-Type": wire.JSON_TYPE, "x-request-id": request_id, **(headers or {})},
+    )

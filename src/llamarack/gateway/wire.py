@@ -1,0 +1,97 @@
+"""The bytes that clients parse: error envelopes, stream events, keep-alives. Bytes in, bytes out; no sockets.
+
+One form only, since some client breaks on every other: `data: <json>\\n\\n` ... `data: [DONE]\\n\\n`, errors inside a
+stream as `event: error`, errors before it as `{"error": {message, type, param, code}}`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from llamarack.errors import LlamarackError, RequestError
+from llamarack.units import format_duration
+
+DONE = b"data: [DONE]"
+EVENT_END = b"\n\n"
+COMMENT_HEARTBEAT = b": keep-alive\n\n"
+STREAM_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+JSON_TYPE = "application/json; charset=utf-8"
+# Spring AI 1.x and LangChain4j parse these into closed enums.
+FINISH_REASONS = frozenset({"stop", "length", "content_filter", "tool_calls"})
+
+
+def envelope(error: LlamarackError) -> dict[str, Any]:
+    """`{"error": {...}}` with all four keys; `source` says which side spoke."""
+    param = error.param if isinstance(error, RequestError) else None
+    kind = error.type if isinstance(error, RequestError) else "server_error"
+    message = f"{error.message}; {error.hint}" if error.hint else error.message
+    return {"error": {"message": message, "type": kind, "param": param, "code": error.code, "source": "gateway"}}
+
+
+def error_body(error: LlamarackError) -> bytes:
+    return orjson.dumps(envelope(error))
+
+
+def error_headers(error: LlamarackError) -> dict[str, str]:
+    """Retry-After (whole seconds, at most 120: clients give up above) and x-should-retry, where the error has them."""
+    headers: dict[str, str] = {}
+    if isinstance(error, RequestError):
+        if error.retry_after_s is not None:
+            capped = min(120.0, max(0.0, error.retry_after_s))
+            headers["Retry-After"] = str(max(1, round(capped)))
+            headers["retry-after-ms"] = str(round(capped * 1000))
+        if error.should_retry is not None:
+            headers["x-should-retry"] = "true" if error.should_retry else "false"
+    return headers
+
+
+def error_event(error: LlamarackError) -> bytes:
+    """The only form that LangChain4j and the OpenAI SDKs all see; no [DONE] follows."""
+    return b"event: error\ndata: " + error_body(error) + EVENT_END
+
+
+def engine_error_envelope(status: int, body: bytes) -> dict[str, Any]:
+    """An engine's error in the one form, whatever form it came in: nested, flat, a string, not JSON at all."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        value = {"message": body.decode(errors="replace").strip()[:500] or f"engine answered {status}"}
+    inner = value.get("error", value) if isinstance(value, dict) else {"message": str(value)}
+    if not isinstance(inner, dict):
+        inner = {"message": str(inner)}
+    kind = inner.get("type")
+    code = inner.get("code")
+    is_context = "exceed_context_size" in str(kind) or "context length" in str(inner.get("message", "")).lower()
+    return {
+        "error": {
+            "message": str(inner.get("message") or f"engine answered {status}"),
+            "type": "invalid_request_error" if is_context or not isinstance(kind, str) else kind,
+            "param": inner.get("param") if isinstance(inner.get("param"), str) else None,
+            "code": "context_length_exceeded" if is_context else code if isinstance(code, str) else None,
+            "source": "engine",
+        }
+    }
+
+
+def empty_delta(chunk_id: str, created_unix_s: int, model: str, *, chat: bool) -> bytes:
+    """A keep-alive that even parsers without comments accept: a chunk that adds nothing."""
+    choice: dict[str, Any] = {"index": 0, "finish_reason": None, "logprobs": None}
+    choice |= {"delta": {"content": ""}} if chat else {"text": ""}
+    chunk = {
+        "id": chunk_id,
+        "object": "chat.completion.chunk" if chat else "text_completion",
+        "created": created_unix_s,
+        "model": model,
+        "choices": [choice],
+    }
+    return b"data: " + orjson.dumps(chunk) + EVENT_END
+
+
+def waited(seconds: float) -> str:
+    return f"no replica was free within {format_duration(seconds)}"
