@@ -1,5 +1,67 @@
-"""One file per command: parse, one call into the domain, print. No logic."""
+"""The command line: one file per command, each parses, makes one call into the domain and prints.
+
+stdout is data, stderr is for people. Every LlamarackError becomes a sentence, a hint and an exit code here.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from llamarack.cli import demo, drain, keys, schema, serve, status, stop
+from llamarack.cli.console import print_error
+from llamarack.errors import LlamarackError, UsageError
+from llamarack.version import __version__
+
+app = typer.Typer(
+    name="llamarack",
+    help="Plan, serve, measure and prove a private LLaMA inference service on one server.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("demo")(demo.demo)
+app.command("serve")(serve.serve)
+app.command("status")(status.status)
+app.command("drain")(drain.drain)
+app.command("stop")(stop.stop)
+app.command("schema")(schema.schema)
+app.add_typer(keys.app, name="keys")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"llamarack {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
 
 
 def main() -> None:
-    raise SystemExit(0)
+    """The console script. Exit codes: the table in `errors`; 130 and 143 for signals."""
+    try:
+        code = app(standalone_mode=False)
+    except LlamarackError as error:
+        print_error(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except typer.Abort:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+    except Exception as error:
+        if type(error).__module__.startswith(("click", "typer")):
+            text = error.format_message() if hasattr(error, "format_message") else str(error)
+            print_error(UsageError(text, hint="llamarack --help"))
+            sys.exit(2)
+        raise
+    sys.exit(code if isinstance(code, int) else 0)
