@@ -66,13 +66,9 @@ def llamacpp_unverified_bytes(compute_bytes: int) -> int:
     return int(max(compute_bytes * rule["compute_share"], rule["floor_mib"] * MIB))
 
 
-def llamacpp_context(backend: str, *, card: str | None, driver: str | None, build: int) -> Band:
-    return _band(data_file("llamacpp.yaml")["contexts"], backend, card=card, driver=driver, build=build)
-
-
-def _band(rows: list[dict[str, Any]], backend: str, *, card: str | None, driver: str | None, build: int) -> Band:
-    """The measured row of this card, driver and build, else the backend's band."""
-    for row in rows:
+def context_band(file: str, backend: str, *, card: str | None, driver: str | None, build: int | str | None) -> Band:
+    """Memory beyond the itemised terms: the measured row of this card, driver and build, else the backend's band."""
+    for row in data_file(file)["contexts"]:
         if row["backend"] != backend:
             continue
         if "card" in row and not (
@@ -86,6 +82,11 @@ def _band(rows: list[dict[str, Any]], backend: str, *, card: str | None, driver:
             measured="card" in row,
         )
     raise KeyError(backend)
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """`0.25.1` -> (0, 25, 1), for comparing."""
+    return tuple(int(number) for number in re.findall(r"\d+", version.split("+")[0]))
 
 
 def build_number(version: str | None) -> int | None:

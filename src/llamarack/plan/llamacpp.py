@@ -98,7 +98,7 @@ def compute_bytes(
     """The compute buffer of one device.
 
     The mask (one 2-byte number per token and cell) plus the largest of: the feed-forward step, the logits, and with
-    quantised KV an f16 copy of one layer's K and V. Pipelined layers keep `pipeline_copies` of mask and inputs.
+    quantized KV an f16 copy of one layer's K and V. Pipelined layers keep `pipeline_copies` of mask and inputs.
     """
     spec = shape.spec
     batch, cells, hidden = settings.step_tokens, settings.stream_cells, spec.hidden_size
@@ -109,7 +109,7 @@ def compute_bytes(
         attention = batch * cells * 4 * shape.query_heads + 4 * batch * (
             law.attention_hidden * hidden + 2 * shape.kv_heads * spec.head_size_k
         )
-        return 4 * batch * cells + max(attention, feed_forward, logits) + fixed
+        return max(4 * batch * cells + attention, 10 * batch * cells + max(feed_forward, logits)) + fixed
     peaks = [feed_forward, logits]
     if settings.kv_dtype in _QUANTIZED_KV and law.quantized_kv_copy:
         copies = 2 * cells * shape.kv_heads * (spec.head_size_k + spec.head_size_v)
@@ -140,7 +140,7 @@ def on_cpu(shape: ModelShape, settings: Settings, law: ComputeLaw) -> DeviceLoad
     spec = shape.spec
     output_rows = 4 * settings.outputs * spec.vocab_size  # the host copy of the logits
     return DeviceLoad(
-        weights_bytes=spec.weights_bytes,
+        weights_bytes=spec.weights_bytes + shape.repacked_head_bytes,
         kv_bytes=kv_bytes(shape, settings, range(spec.layers)),
         compute_bytes=output_rows + compute_bytes(shape, settings, law, outputs=settings.outputs),
         compute_high_bytes=output_rows + compute_bytes(shape, settings, law, outputs=settings.step_tokens),

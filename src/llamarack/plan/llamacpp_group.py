@@ -13,7 +13,7 @@ from llamarack.plan.engine_data import (
     Band,
     ComputeLaw,
     build_number,
-    llamacpp_context,
+    context_band,
     llamacpp_law,
     llamacpp_unverified_bytes,
 )
@@ -62,7 +62,9 @@ def plan_replica(
         return _on_cpu(shape, settings, machine, claimed, build, problems)
     law = llamacpp_law("cuda", build)
     contexts = [
-        llamacpp_context("cuda", card=card.name, driver=machine.driver_version, build=build or law.build)
+        context_band(
+            "llamacpp.yaml", "cuda", card=card.name, driver=machine.driver_version, build=build or law.build
+        )
         for card in cards
     ]
     shares, share_problem = _shares(shape, group, settings, law, contexts, cards, claimed)
@@ -98,7 +100,7 @@ def _on_cpu(
     problems: list[str],
 ) -> ReplicaPlan:
     law = llamacpp_law("cpu", build)
-    context = llamacpp_context("cpu", card=None, driver=None, build=law.build)
+    context = context_band("llamacpp.yaml", "cpu", card=None, driver=None, build=law.build)
     load = llamacpp.on_cpu(shape, settings, law)
     planned = device_plan(machine.host, _terms(load, context), _high(load, context, law), claimed)
     short = shortage(planned)

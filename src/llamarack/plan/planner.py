@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from llamarack.config import Group
 from llamarack.hardware.machine import Card, Machine
 from llamarack.model.spec import ModelSpec
-from llamarack.plan import llamacpp_group
+from llamarack.plan import llamacpp_group, vllm_group
 from llamarack.plan.devices import claim, free_bytes, is_tight, replica_cards
 from llamarack.plan.record import Candidate, Predicted
 from llamarack.plan.replica import ReplicaPlan
@@ -54,17 +54,38 @@ def estimate(
     replicas: Replicas,
     engine_version: str | None,
     claimed: Mapping[int, int],
+    *,
+    needed_sequences: int = 1,
 ) -> Candidate:
-    """Every replica in turn, each on what the ones before it left."""
+    """Every replica in turn, each on what the ones before it left.
+
+    `needed_sequences`: full-length sequences that a vLLM replica's KV cache must hold; llama.cpp reserves all of its.
+    """
     held = dict(claimed)
     plans: list[ReplicaPlan] = []
     for cards in replicas:
-        plan = llamacpp_group.plan_replica(shape, group, machine, cards, held, engine_version)
+        plan = _replica(shape, group, machine, cards, held, engine_version, needed_sequences)
         plans.append(plan)
         claim(held, plan.cards)
     shown = min(plans, key=lambda plan: min(card.free_after_bytes for card in plan.cards))
     problems = tuple(dict.fromkeys(problem for plan in plans for problem in plan.problems))
     return _candidate(group, machine, replicas, plans, shown, problems)
+
+
+def _replica(
+    shape: ModelShape,
+    group: Group,
+    machine: Machine,
+    cards: tuple[Card, ...],
+    held: Mapping[int, int],
+    engine_version: str | None,
+    needed_sequences: int,
+) -> ReplicaPlan:
+    if group.engine == "vllm":
+        return vllm_group.plan_replica(
+            shape, group, machine, cards, held, engine_version, needed_sequences=needed_sequences
+        )
+    return llamacpp_group.plan_replica(shape, group, machine, cards, held, engine_version)
 
 
 def _candidate(
@@ -86,7 +107,7 @@ def _candidate(
         split_mode=group.split_mode if group.engine == "llamacpp" else None,
         tensor_split=shown.tensor_split,
         fits=fits,
-        tight=fits and is_tight(card for plan in plans for card in plan.cards),
+        tight=fits and (shown.is_kv_scarce or is_tight(card for plan in plans for card in plan.cards)),
         reasons=problems or shown.notes,
         cards=shown.cards,
         replica_cards=tuple(tuple(card.index for card in cards) for cards in replicas),

@@ -20,3 +20,7 @@ class ReplicaPlan:
     tensor_split: tuple[float, ...] | None = None
     kv_cache_bytes: int | None = None
     host_bytes: int = 0
+    is_legal: bool = True  # false: no memory would help
+    is_kv_scarce: bool = False  # less than 1 GiB of KV beyond what was asked
+    max_sequences: int | None = None  # at this context
+    max_context_tokens: int | None = None  # at this number of sequences

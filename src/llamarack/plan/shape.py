@@ -15,12 +15,17 @@ _EMBEDDING = ("token_embd.weight", "model.embed_tokens.weight")
 _HEAD_PREFIXES = ("output.", "lm_head.")
 CUDA_ROW_ELEMENTS = 512  # ggml-cuda.cu MATRIX_ROW_PADDING, b11434
 _ALIGNMENT_BYTES = 128  # ggml-cuda.cu buffer alignment, b11434
+# CPU_REPACK buffers seen with xllamacpp 2026.10.11549 on AVX2: matrices of these types are held in another order.
+_REPACKED = {"Q4_0", "Q4_K", "IQ4_NL"}
 _UNQUANTIZED = {"F32", "F16", "BF16", "F64", "I32", "I64", "I16", "I8"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelShape:
-    """Sums over the tensors of a ModelSpec. `*_padded_bytes`: with the row padding of llama.cpp's CUDA buffers."""
+    """Sums over the tensors of a ModelSpec; equal only to itself, so that it can key a cache.
+
+    `*_padded_bytes`: with the row padding of llama.cpp's CUDA buffers.
+    """
 
     spec: ModelSpec
     layers_before_bytes: tuple[int, ...]  # [i]: layers 0 to i-1
@@ -29,6 +34,7 @@ class ModelShape:
     embedding_bytes: int
     head_bytes: int  # the output matrix and the final norm; a tied head counts the embedding again
     head_padded_bytes: int
+    repacked_head_bytes: int  # a tied head that the CPU holds a second time, in its own order
 
     @property
     def decode_bytes(self) -> int:
@@ -63,7 +69,7 @@ def shape_of(spec: ModelSpec) -> ModelShape:
     """Raises ModelError where the tensors do not make up the layers that the header promises."""
     layers = [0] * spec.layers
     padded = [0] * spec.layers
-    embedding = head = head_padded = embedding_padded = 0
+    embedding = head = head_padded = embedding_padded = repacked = 0
     for tensor in spec.tensors:
         match = _LAYER.search(tensor.name)
         size = tensor.size_bytes
@@ -79,6 +85,7 @@ def shape_of(spec: ModelSpec) -> ModelShape:
         elif tensor.name in _EMBEDDING:
             embedding += size
             embedding_padded += _cuda_bytes(tensor, spec.format)
+            repacked = size if tensor.type in _REPACKED else 0
         else:
             head += size
             head_padded += _cuda_bytes(tensor, spec.format)
@@ -87,7 +94,8 @@ def shape_of(spec: ModelSpec) -> ModelShape:
             f"`{spec.path}`: the header says {spec.layers} layers, layer {layers.index(0)} has no tensors",
             hint="the file is truncated or a shard is missing; fetch it again",
         )
-    if spec.tied_embeddings and not any(tensor.name.startswith(_HEAD_PREFIXES) for tensor in spec.tensors):
+    tied = spec.tied_embeddings and not any(tensor.name.startswith(_HEAD_PREFIXES) for tensor in spec.tensors)
+    if tied:
         head += embedding
         head_padded += embedding_padded
     return ModelShape(
@@ -98,6 +106,7 @@ def shape_of(spec: ModelSpec) -> ModelShape:
         embedding_bytes=embedding,
         head_bytes=head,
         head_padded_bytes=head_padded,
+        repacked_head_bytes=repacked if tied else 0,
     )
 
 

@@ -1,0 +1,117 @@
+"""Cards by name: `RTX 4090 x2 + A100-80 x1` as a machine that is not here. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from llamarack.errors import UsageError
+from llamarack.hardware.machine import Card, Host, Link, LinkKind, Machine
+from llamarack.plan.engine_data import data_file
+from llamarack.units import GIB, MIB
+
+_ITEM = re.compile(r"^(?P<name>.+?)(?:\s+[x×*]\s*(?P<count>\d+)|\s*[×*]\s*(?P<tight>\d+))?$", re.IGNORECASE)
+_MOST_CARDS = 64
+# A machine that only its cards are known of gets a host that is no bottleneck for memory: twice the cards' memory.
+_HOST_MEMORY_FACTOR = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueCard:
+    name: str
+    aliases: tuple[str, ...]
+    memory_total_bytes: int
+    memory_usable_bytes: int | None
+    memory_bandwidth_bytes_per_s: float
+    fp16_flops_per_s: float
+    compute_capability: tuple[int, int]
+    link: LinkKind
+    source: str
+
+
+@cache
+def catalogue() -> tuple[CatalogueCard, ...]:
+    return tuple(
+        CatalogueCard(
+            name=row["name"],
+            aliases=tuple(row["aliases"]),
+            memory_total_bytes=row["memory_mib"] * MIB,
+            memory_usable_bytes=row["usable_mib"] * MIB if "usable_mib" in row else None,
+            memory_bandwidth_bytes_per_s=row["bandwidth_gb_s"] * 1e9,
+            fp16_flops_per_s=row["fp16_tflops"] * 1e12,
+            compute_capability=(row["capability"][0], row["capability"][1]),
+            link=LinkKind(row["link"]),
+            source=row["source"],
+        )
+        for row in data_file("cards.yaml")
+    )
+
+
+def find_card(name: str) -> CatalogueCard | None:
+    """By driver name or alias, whatever the case, spaces and maker's words."""
+    return _by_key().get(_key(name))
+
+
+@cache
+def _by_key() -> dict[str, CatalogueCard]:
+    return {_key(name): card for card in catalogue() for name in (card.name, *card.aliases)}
+
+
+def _key(name: str) -> str:
+    words = re.sub(r"nvidia|geforce|tesla|gb\b", "", name.lower())
+    return re.sub(r"[^a-z0-9]", "", words)
+
+
+def machine_of(text: str) -> Machine:
+    """`RTX 3090 x2 + A100-80 x1`. Raises UsageError for a name that is not in the catalogue, with the nearest."""
+    counted = [_counted(item.strip(), text) for item in re.split(r"[+,]", text)]
+    kinds = [kind for kind, count in counted for _ in range(count)]
+    if len(kinds) > _MOST_CARDS:
+        raise UsageError(f"`--gpus`: at most {_MOST_CARDS} cards, {len(kinds)} given")
+    same = len({kind.name for kind in kinds}) == 1
+    link = kinds[0].link if same else LinkKind.PCIE_HOST
+    cards = tuple(_card(index, kind, len(kinds), link) for index, kind in enumerate(kinds))
+    memory = max(64 * GIB, _HOST_MEMORY_FACTOR * sum(kind.memory_total_bytes for kind in kinds))
+    host = Host(
+        processor=None,
+        cores_usable=8 * len(kinds),
+        instruction_sets=(),
+        memory_total_bytes=memory,
+        memory_available_bytes=memory,
+    )
+    return Machine(host=host, cards=cards)
+
+
+def _counted(item: str, text: str) -> tuple[CatalogueCard, int]:
+    match = _ITEM.match(item)
+    if match is None:
+        raise UsageError(f"`--gpus`: `{text}` has an empty item", hint='--gpus "RTX 4090 x2 + A100-80 x1"')
+    card = find_card(match["name"])
+    count = int(match["count"] or match["tight"] or 1)
+    if card is None:
+        known = {alias: kind for kind in catalogue() for alias in (kind.aliases[0], kind.name)}
+        near = difflib.get_close_matches(match["name"], known, n=3, cutoff=0.4)
+        hint = "did you mean " + " or ".join(f"`{name}`" for name in near) + "?" if near else None
+        names = ", ".join(kind.aliases[0] for kind in catalogue())
+        raise UsageError(f"`--gpus`: no card `{match['name']}` in the catalogue", hint=hint or f"known: {names}")
+    if count < 1:
+        raise UsageError(f"`--gpus`: at least 1 of `{match['name']}`, {count} given")
+    return card, count
+
+
+def _card(index: int, kind: CatalogueCard, count: int, link: LinkKind) -> Card:
+    peers = (peer for peer in range(count) if peer != index)
+    return Card(
+        index=index,
+        uuid=None,
+        vendor="nvidia",
+        name=kind.name,
+        memory_total_bytes=kind.memory_total_bytes,
+        memory_free_bytes=kind.memory_usable_bytes,
+        compute_capability=kind.compute_capability,
+        links=tuple(Link(peer_index=peer, kind=link) for peer in peers),
+        memory_bandwidth_bytes_per_s=kind.memory_bandwidth_bytes_per_s,
+        fp16_flops_per_s=kind.fp16_flops_per_s,
+    )

@@ -1,0 +1,256 @@
+"""How fast a placement will be: a roofline by matrix shape, measured all-reduce times, fixed times of the engine. Pure.
+
+A matrix takes the longer of its bytes and its arithmetic at the shares a large matrix reaches, plus a fixed time per
+kernel: small matrices are therefore less efficient, as the measured tables show. The load is a burst: all requests
+arrive at once, and first-token time is the median one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import ceil
+
+from llamarack.hardware.machine import Card
+from llamarack.plan.catalogue import find_card
+from llamarack.plan.engine_data import data_file, version_key
+from llamarack.plan.exchange import all_reduce_s
+from llamarack.plan.record import Load, Predicted
+from llamarack.plan.shape import ModelShape
+
+_QUANTIZED_PREFILL_BITS = 9  # weights of fewer bits go through llama.cpp's quantised kernels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What one short run on a card taught: measured over predicted."""
+
+    card: str
+    engine: str
+    engine_version: str
+    per_token_factor: float = 1.0
+    first_token_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """One replica as the speed model sees it. `stages`: cards and share of layers of each pipeline stage, in order;
+    within a stage the cards share every layer.
+    """
+
+    engine: str
+    stages: tuple[tuple[tuple[Card, ...], float], ...]
+    batch_tokens: int
+    kv_element_bytes: float
+    engine_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Card:
+    bandwidth: float
+    arithmetic: float
+    llamacpp_arithmetic: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Times:
+    engine: str
+    version: str
+    kernel_us: float
+    layer_us: float
+    attention_us: float
+    step_us: float
+    request_us: float
+    first_fixed_ms: float
+    first_request_ms: float
+
+
+def predict(shape: ModelShape, placed: Placed, load: Load, replicas: int) -> Predicted:
+    """At `load.concurrency` spread over `replicas`; all None where a card's rates are not known."""
+    times = _times(placed.engine, placed.engine_version)
+    rates = [_rates(card) for cards, _ in placed.stages for card in cards]
+    if times is None or not rates or None in rates:
+        return Predicted(first_token_s=None, per_token_s=None, tokens_per_s=None)
+    prompt, output = lengths(load)
+    streams = max(load.concurrency / replicas, 1.0)
+    step = decode_step_s(shape, placed, times, streams, prompt + output / 2)
+    first = _first_token_s(shape, placed, times, streams, prompt)
+    busy = min(replicas, load.concurrency)
+    return Predicted(
+        first_token_s=first,
+        per_token_s=step,
+        tokens_per_s=busy * streams * output / (first + max(output - 1, 0) * step),
+    )
+
+
+def lengths(load: Load) -> tuple[int, int]:
+    """Prompt and output tokens; what the load does not name is assumed, within the context."""
+    assumed = data_file("speed.yaml")["lengths"]
+    output = load.output_tokens or min(assumed["output_tokens"], max(load.context_tokens // 2, 1))
+    prompt = load.input_tokens or min(assumed["input_tokens"], max(load.context_tokens - output, 1))
+    return prompt, output
+
+
+def calibrated(predicted: Predicted, calibration: Calibration | None) -> Predicted:
+    if calibration is None or predicted.per_token_s is None:
+        return predicted
+    first, step = predicted.first_token_s, predicted.per_token_s
+    return replace(
+        predicted,
+        first_token_s=first * calibration.first_token_factor if first is not None else None,
+        per_token_s=step * calibration.per_token_factor,
+        tokens_per_s=predicted.tokens_per_s / calibration.per_token_factor if predicted.tokens_per_s else None,
+    )
+
+
+def decode_step_s(shape: ModelShape, placed: Placed, times: _Times, streams: float, context: float) -> float:
+    """One token for each of `streams`. Stages follow one another; with several, streams are dealt over them."""
+    stages = len(placed.stages)
+    dealt = streams if placed.engine == "llamacpp" else max(streams / stages, 1.0)
+    spent = [
+        _stage_s(shape, placed, times, stage, tokens=dealt, streams=dealt, context=context)
+        for stage in range(stages)
+    ]
+    turns = min(stages, max(streams / dealt, 1.0))
+    cycle = max(sum(spent), turns * max(spent))
+    return cycle + times.step_us * 1e-6 + streams * times.request_us * 1e-6
+
+
+def _first_token_s(shape: ModelShape, placed: Placed, times: _Times, streams: float, prompt: int) -> float:
+    """The median request's: half of the chunks that all prompts make, then what each arrival costs the host."""
+    tokens = streams * prompt
+    chunks = ceil(tokens / placed.batch_tokens)
+    waited = ceil(chunks / 2)
+    chunk = min(tokens, placed.batch_tokens)
+    one = sum(
+        _stage_s(shape, placed, times, stage, tokens=chunk, streams=chunk / prompt, context=prompt / 2)
+        for stage in range(len(placed.stages))
+    )
+    host = times.first_fixed_ms * 1e-3 + (streams - 1) * times.first_request_ms * 1e-3
+    return waited * (one + times.step_us * 1e-6) + host
+
+
+def _stage_s(
+    shape: ModelShape, placed: Placed, times: _Times, stage: int, *, tokens: float, streams: float, context: float
+) -> float:
+    """All layers of one stage for a batch of `tokens`, of `streams` sequences that look back over `context` each."""
+    spec = shape.spec
+    cards, share = placed.stages[stage]
+    layers = share * spec.layers
+    slowest = max(_card_s(shape, placed, times, card, len(cards), tokens, streams, context) for card in cards)
+    message = 2 * tokens * spec.hidden_size
+    eager = placed.engine == "llamacpp" or tokens > _GRAPH_TOKENS
+    seconds = layers * (slowest + 2 * all_reduce_s(cards, message, eager=eager))
+    if stage == len(placed.stages) - 1:
+        seconds += max(_head_s(shape, times, card, len(cards), streams) for card in cards)
+    return seconds
+
+
+_GRAPH_TOKENS = 512  # largest captured batch, vLLM 0.33.0
+
+
+def _card_s(
+    shape: ModelShape,
+    placed: Placed,
+    times: _Times,
+    card: Card,
+    degree: int,
+    tokens: float,
+    streams: float,
+    context: float,
+) -> float:
+    """One layer on one card."""
+    spec, rates = shape.spec, _rates(card)
+    assert rates is not None  # `predict` answers with None before
+    kv_heads = max(shape.kv_heads / degree, 1.0)
+    query = shape.query_heads * spec.head_size_k / degree
+    keys = kv_heads * (spec.head_size_k + spec.head_size_v)
+    width = shape.feed_forward_size / degree
+    matrices = (
+        spec.hidden_size * (query + keys),
+        spec.hidden_size * query,
+        2 * spec.hidden_size * width,
+        spec.hidden_size * width,
+    )
+    weight_bytes = _weight_bytes(shape)
+    seconds = sum(_matrix_s(placed.engine, rates, times, size, weight_bytes, tokens) for size in matrices)
+    decode_kv = streams * context * keys * placed.kv_element_bytes
+    attention = decode_kv / (data_file("speed.yaml")["attention_bandwidth"] * _bandwidth(card))
+    if tokens > streams:
+        # Scores and values of a prompt: arithmetic, at half the rate of a large matrix (causal, small tiles).
+        attention = max(attention, 4 * query * tokens * context / (rates.arithmetic / 2))
+    return seconds + attention + (times.attention_us + times.layer_us) * 1e-6
+
+
+def _head_s(shape: ModelShape, times: _Times, card: Card, degree: int, rows: float) -> float:
+    rates = _rates(card)
+    assert rates is not None
+    size = shape.spec.vocab_size * shape.spec.hidden_size
+    return _matrix_s("head", rates, times, size / degree, shape.head_bytes / size, rows)
+
+
+def _matrix_s(engine: str, rates: _Card, times: _Times, weights: float, weight_bytes: float, rows: float) -> float:
+    arithmetic, unpack = rates.arithmetic, 0.0
+    bits = weight_bytes * 8
+    if engine == "llamacpp":
+        constants = data_file("speed.yaml")
+        arithmetic = rates.llamacpp_arithmetic
+        if bits < _QUANTIZED_PREFILL_BITS:
+            arithmetic *= constants["llamacpp_arithmetic"]["quantized_factor"]
+            unpack = weights * constants["unpack_ps"][8 if bits > 6 else 4] * 1e-12
+    reading = weights * weight_bytes / rates.bandwidth + unpack
+    return max(reading, 2 * rows * weights / arithmetic) + times.kernel_us * 1e-6
+
+
+def _weight_bytes(shape: ModelShape) -> float:
+    """Bytes per weight of the layers' matrices."""
+    weights = shape.decode_parameters - shape.spec.hidden_size * shape.spec.vocab_size
+    return shape.layers_before_bytes[-1] / weights
+
+
+def _bandwidth(card: Card) -> float:
+    known = find_card(card.name)
+    value = card.memory_bandwidth_bytes_per_s or (known.memory_bandwidth_bytes_per_s if known else None)
+    assert value is not None  # `_rates` was asked before
+    return value
+
+
+@cache
+def _times(engine: str, version: str | None) -> _Times | None:
+    """Of `version`, else the nearest older one (the oldest if none is older); None: an engine never measured."""
+    rows = [_Times(**row) for row in data_file("speed.yaml")["engines"] if row["engine"] == engine]
+    if not rows:
+        return None
+    rows.sort(key=lambda row: version_key(row.version))
+    if version is None:
+        return rows[-1]
+    wanted = version_key(version)[-1:] if engine == "llamacpp" else version_key(version)
+    older = [row for row in rows if version_key(row.version) <= wanted] or rows[:1]
+    return older[-1]
+
+
+@cache
+def _efficiency(capability: tuple[int, int] | None) -> tuple[float, float, float]:
+    constants = data_file("speed.yaml")
+    key = f"{capability[0]}.{capability[1]}" if capability else "other"
+    row = constants["efficiency"].get(key, constants["efficiency"]["other"])
+    llamacpp = constants["llamacpp_arithmetic"].get(key, constants["llamacpp_arithmetic"]["other"])
+    return row["bandwidth"], row["arithmetic"], llamacpp
+
+
+def _rates(card: Card) -> _Card | None:
+    """Bytes and operations per second that a large matrix reaches; None where the card is not known."""
+    known = find_card(card.name)
+    bandwidth = card.memory_bandwidth_bytes_per_s or (known.memory_bandwidth_bytes_per_s if known else None)
+    flops = card.fp16_flops_per_s or (known.fp16_flops_per_s if known else None)
+    if bandwidth is None or flops is None:
+        return None
+    bandwidth_share, arithmetic_share, llamacpp_share = _efficiency(
+        card.compute_capability or (known.compute_capability if known else None)
+    )
+    return _Card(
+        bandwidth=bandwidth * bandwidth_share,
+        arithmetic=flops * arithmetic_share,
+        llamacpp_arithmetic=flops * llamacpp_share,
+    )

@@ -1,0 +1,194 @@
+"""One vLLM replica as a deployment file configures it: ranks on cards, KV from the budget, bounds checked. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from llamarack.config import Group
+from llamarack.hardware.machine import Card, Host, Machine
+from llamarack.plan import vllm
+from llamarack.plan.devices import device_plan, free_bytes, shortage
+from llamarack.plan.engine_data import Band, context_band
+from llamarack.plan.record import CardPlan, Terms
+from llamarack.plan.replica import ReplicaPlan
+from llamarack.plan.shape import ModelShape
+from llamarack.plan.vllm import Constants, RankLoad, Settings
+from llamarack.plan.vllm_shard import illegal_cut
+from llamarack.units import GIB, format_bytes
+
+_COMPUTE_CAPABILITY = (7, 0)  # docs of vLLM 0.33: compute capability 7.0 or higher
+
+
+def plan_replica(
+    shape: ModelShape,
+    group: Group,
+    machine: Machine,
+    cards: Sequence[Card],
+    claimed: Mapping[int, int],
+    engine_version: str | None,
+    *,
+    needed_sequences: int,
+) -> ReplicaPlan:
+    """`needed_sequences`: how many full-length sequences the KV cache must hold at once."""
+    constants = vllm.constants_of(engine_version)
+    problems = _forbidden(shape, group, cards)
+    settings = settings_of(group, cards)
+    if problems:
+        return _refused(group, settings, machine, cards, claimed, problems)
+    devices: Sequence[Card | Host] = cards or [machine.host] * (group.tensor_parallel * group.pipeline_parallel)
+    loads = _ranks(shape, settings, constants)
+    contexts = [_context(device, machine, constants) for device in devices]
+    needed = needed_sequences * vllm.blocks_needed(settings.context_tokens)
+    blocks, kv_problem = _blocks(group, settings, loads, devices, claimed, needed)
+    planned = _planned(devices, loads, contexts, blocks, claimed, constants)
+    shortages = filter(None, map(shortage, planned))
+    return ReplicaPlan(
+        cards=planned,
+        problems=(*([kv_problem] if kv_problem else []), *shortages),
+        notes=_notes(settings, constants, contexts, loads, planned, blocks),
+        kv_dtype=settings.kv_dtype,
+        batch_tokens=settings.batch_tokens,
+        kv_cache_bytes=blocks * max(load.page_bytes for load in loads),
+        is_kv_scarce=(blocks - needed) * max(load.page_bytes for load in loads) < GIB,
+        max_sequences=blocks // vllm.blocks_needed(settings.context_tokens),
+        max_context_tokens=blocks // needed_sequences * vllm.BLOCK_TOKENS,
+    )
+
+
+def settings_of(group: Group, cards: Sequence[Card]) -> Settings:
+    limits = group.limits
+    if limits.batch_tokens != "auto":
+        batch = limits.batch_tokens
+    elif cards:
+        batch = vllm.default_batch_tokens(cards[0].name, cards[0].memory_total_bytes)
+    else:
+        batch = 2048
+    return Settings(
+        sequences=limits.sequences,
+        context_tokens=limits.context_tokens,
+        kv_dtype=vllm.check_kv_dtype(limits.kv_dtype),
+        batch_tokens=batch,
+        tensor_parallel=group.tensor_parallel,
+        pipeline_parallel=group.pipeline_parallel,
+    )
+
+
+def _ranks(shape: ModelShape, settings: Settings, constants: Constants) -> list[RankLoad]:
+    """In vLLM's order: the ranks of a stage are neighbours."""
+    stages = vllm.rank_loads(shape, settings, constants)
+    return [stage for stage in stages for _ in range(settings.tensor_parallel)]
+
+
+def _blocks(
+    group: Group,
+    settings: Settings,
+    loads: Sequence[RankLoad],
+    devices: Sequence[Card | Host],
+    claimed: Mapping[int, int],
+    needed: int,
+) -> tuple[int, str | None]:
+    """KV blocks of every rank, and why they are too few; without cards just what is needed."""
+    limits = group.limits
+    if limits.kv_cache_bytes != "auto":
+        blocks = min(limits.kv_cache_bytes // load.page_bytes for load in loads)
+        source = f"kv_cache_bytes {format_bytes(limits.kv_cache_bytes)}"
+    elif isinstance(devices[0], Host):
+        return needed, None
+    else:
+        totals = [device.memory_total_bytes for device in devices]
+        blocks = vllm.budget_blocks(loads, totals, limits.gpu_memory_fraction)
+        source = f"gpu_memory_fraction {limits.gpu_memory_fraction:g}"
+    if blocks >= needed:
+        return blocks, None
+    page = max(load.page_bytes for load in loads)
+    return blocks, (
+        f"{source} leaves {format_bytes(blocks * page)} for KV per card, "
+        f"{needed // vllm.blocks_needed(settings.context_tokens)} sequences of {settings.context_tokens} tokens need "
+        f"{format_bytes(needed * page)}"
+    )
+
+
+def _planned(
+    devices: Sequence[Card | Host],
+    loads: Sequence[RankLoad],
+    contexts: Sequence[Band],
+    blocks: int,
+    claimed: Mapping[int, int],
+    constants: Constants,
+) -> tuple[CardPlan, ...]:
+    planned = []
+    for device, load, context in zip(devices, loads, contexts, strict=True):
+        terms = Terms(
+            weights_bytes=load.weights_bytes,
+            kv_bytes=blocks * load.page_bytes,
+            compute_bytes=load.compute_bytes,
+            graphs_bytes=load.graphs_bytes,
+            sampler_bytes=load.sampler_bytes,
+            communication_bytes=load.communication_bytes,
+            context_bytes=context.typical_bytes,
+        )
+        high = terms.total_bytes - load.compute_bytes + load.compute_high_bytes
+        high += context.high_bytes - context.typical_bytes + (0 if constants.verified else load.graphs_bytes)
+        planned.append(device_plan(device, terms, high, claimed))
+    return tuple(planned)
+
+
+def _context(device: Card | Host, machine: Machine, constants: Constants) -> Band:
+    if isinstance(device, Host):
+        return context_band("vllm.yaml", "cpu", card=None, driver=None, build=None)
+    return context_band(
+        "vllm.yaml", "cuda", card=device.name, driver=machine.driver_version, build=constants.version
+    )
+
+
+def _forbidden(shape: ModelShape, group: Group, cards: Sequence[Card]) -> tuple[str, ...]:
+    reasons = illegal_cut(shape.spec, group.tensor_parallel, group.pipeline_parallel)
+    ranks = group.tensor_parallel * group.pipeline_parallel
+    if cards and len(cards) != ranks:
+        reasons.append(f"tensor_parallel x pipeline_parallel is {ranks}, {len(cards)} cards are given")
+    if ranks > 1 and any(card.mig_parent_uuid for card in cards):
+        reasons.append("MIG slices cannot reach each other: a slice never shares a group")
+    for card in cards:
+        if card.compute_capability is not None and card.compute_capability < _COMPUTE_CAPABILITY:
+            major, minor = card.compute_capability
+            reasons.append(f"vllm needs compute capability 7.0, card {card.index} ({card.name}) has {major}.{minor}")
+    return tuple(dict.fromkeys(reasons))
+
+
+def _refused(
+    group: Group,
+    settings: Settings,
+    machine: Machine,
+    cards: Sequence[Card],
+    claimed: Mapping[int, int],
+    problems: tuple[str, ...],
+) -> ReplicaPlan:
+    devices: Sequence[Card | Host] = cards or [machine.host]
+    return ReplicaPlan(
+        cards=tuple(device_plan(device, Terms(), 0, claimed) for device in devices),
+        problems=problems,
+        kv_dtype=settings.kv_dtype,
+        batch_tokens=settings.batch_tokens,
+        is_legal=False,
+    )
+
+
+def _notes(
+    settings: Settings,
+    constants: Constants,
+    contexts: Sequence[Band],
+    loads: Sequence[RankLoad],
+    planned: Sequence[CardPlan],
+    blocks: int,
+) -> tuple[str, ...]:
+    tokens = vllm.kv_tokens(blocks, settings.context_tokens)
+    notes = [f"the KV cache holds {tokens:,} tokens ({tokens / settings.context_tokens:.1f} full-length sequences)"]
+    if not constants.verified:
+        notes.append(f"this vllm version is unverified: the constants of {constants.version} with a wider band")
+    if not all(context.measured for context in contexts):
+        notes.append("the context constant of this card, driver and version was not measured: a band is used")
+    spare = [card.free_after_bytes for card in planned]
+    if len(spare) > 1 and max(spare) - min(spare) > GIB:
+        wasted = format_bytes(max(spare) - min(spare))
+        notes.append(f"the poorest card sets the KV cache of all: {wasted} of the richest stay unused")
+    return tuple(notes)
