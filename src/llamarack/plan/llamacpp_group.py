@@ -62,9 +62,7 @@ def plan_replica(
         return _on_cpu(shape, settings, machine, claimed, build, problems)
     law = llamacpp_law("cuda", build)
     contexts = [
-        context_band(
-            "llamacpp.yaml", "cuda", card=card.name, driver=machine.driver_version, build=build or law.build
-        )
+        context_band("llamacpp.yaml", "cuda", card=card.name, driver=machine.driver_version, build=build or law.build)
         for card in cards
     ]
     shares, share_problem = _shares(shape, group, settings, law, contexts, cards, claimed)

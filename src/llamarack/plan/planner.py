@@ -1,20 +1,20 @@
-"""What a configured group will need on this machine, and which ways of running a model there are. Pure."""
+"""What a configured group will need on this machine, and which ways of running a model there are, ranked. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from llamarack.config import Group
+from llamarack.config import Group, Limits
 from llamarack.hardware.machine import Card, Machine
 from llamarack.model.spec import ModelSpec
-from llamarack.plan import llamacpp_group, vllm_group
-from llamarack.plan.devices import claim, free_bytes, is_tight, replica_cards
-from llamarack.plan.record import Candidate, Predicted
-from llamarack.plan.replica import ReplicaPlan
-from llamarack.plan.shape import ModelShape, shape_of
-
-UNKNOWN_SPEED = Predicted(first_token_s=None, per_token_s=None, tokens_per_s=None)
-Replicas = tuple[tuple[Card, ...], ...]
+from llamarack.plan.devices import free_bytes, replica_cards
+from llamarack.plan.estimate import Setting, estimate
+from llamarack.plan.limits import with_limits
+from llamarack.plan.ranking import Goal, Question, ranked_candidates
+from llamarack.plan.record import Candidate, Load, Plan
+from llamarack.plan.remarks import remarks
+from llamarack.plan.shape import shape_of
+from llamarack.plan.speed import Calibration
 
 
 def plan_group(
@@ -26,109 +26,108 @@ def plan_group(
     replica_count: int | None = None,
     engine_version: str | None = None,
     claimed_bytes: Mapping[int, int] | None = None,
+    load: Load | None = None,
 ) -> Candidate:
     """What one group needs as configured; `fits` and `reasons` say whether this machine has it.
 
-    `replica_count` overrides the group's; `claimed_bytes`: what other groups hold, by card index (-1: host).
+    `replica_count` overrides the group's; `claimed_bytes`: what other groups hold, by card index (-1: host);
+    `load`: what speed is predicted for (default: every sequence busy).
     Raises ConfigError for settings that contradict each other, HardwareError for a card that is not there.
     """
     shape = shape_of(spec)
-    claimed = claimed_bytes or {}
     count = group.replicas if replica_count is None else replica_count
+    limits = group.limits
+    setting = Setting(
+        shape=shape,
+        machine=machine,
+        claimed=claimed_bytes or {},
+        load=load or Load(context_tokens=limits.context_tokens, concurrency=limits.sequences * count),
+        engine_version=engine_version,
+    )
     lists = group.gpu_lists()
     if lists is not None:
-        return estimate(shape, group, machine, replica_cards(machine, lists[:count]), engine_version, claimed)
-    tried = None
-    for replicas in _auto_cards(group, machine, count, claimed):
-        tried = estimate(shape, group, machine, replicas, engine_version, claimed)
+        return with_limits(setting, group, estimate(setting, group, replica_cards(machine, lists[:count])))
+    options = _auto_cards(group, machine, count, setting.claimed)
+    tried = estimate(setting, group, options[0])
+    for replicas in options[1:]:
         if tried.fits:
             break
-    assert tried is not None  # `_auto_cards` yields at least one
-    return tried
+        tried = estimate(setting, group, replicas)
+    return with_limits(setting, group, tried)
 
 
-def estimate(
-    shape: ModelShape,
-    group: Group,
+def plan_model(
+    spec: ModelSpec,
     machine: Machine,
-    replicas: Replicas,
-    engine_version: str | None,
-    claimed: Mapping[int, int],
+    load: Load,
     *,
-    needed_sequences: int = 1,
-) -> Candidate:
-    """Every replica in turn, each on what the ones before it left.
+    model_name: str,
+    engines: Sequence[str] = ("llamacpp", "vllm"),
+    goal: Goal = "throughput",
+    others: Sequence[ModelSpec] = (),
+    limits: Limits | None = None,
+    engine_versions: Mapping[str, str] | None = None,
+    calibrations: Sequence[Calibration] = (),
+    claimed_bytes: Mapping[int, int] | None = None,
+) -> Plan:
+    """Every way of running the model under `load`, best first, the impossible ones last with their reasons.
 
-    `needed_sequences`: full-length sequences that a vLLM replica's KV cache must hold; llama.cpp reserves all of its.
+    `others`: the same model in other files (another format, other quantisations). Of files that run on the same
+    engine the finer one wins where both fit: Q8_0 before Q4_K_M.
     """
-    held = dict(claimed)
-    plans: list[ReplicaPlan] = []
-    for cards in replicas:
-        plan = _replica(shape, group, machine, cards, held, engine_version, needed_sequences)
-        plans.append(plan)
-        claim(held, plan.cards)
-    shown = min(plans, key=lambda plan: min(card.free_after_bytes for card in plan.cards))
-    problems = tuple(dict.fromkeys(problem for plan in plans for problem in plan.problems))
-    return _candidate(group, machine, replicas, plans, shown, problems)
-
-
-def _replica(
-    shape: ModelShape,
-    group: Group,
-    machine: Machine,
-    cards: tuple[Card, ...],
-    held: Mapping[int, int],
-    engine_version: str | None,
-    needed_sequences: int,
-) -> ReplicaPlan:
-    if group.engine == "vllm":
-        return vllm_group.plan_replica(
-            shape, group, machine, cards, held, engine_version, needed_sequences=needed_sequences
-        )
-    return llamacpp_group.plan_replica(shape, group, machine, cards, held, engine_version)
-
-
-def _candidate(
-    group: Group,
-    machine: Machine,
-    replicas: Replicas,
-    plans: list[ReplicaPlan],
-    shown: ReplicaPlan,
-    problems: tuple[str, ...],
-) -> Candidate:
-    fits = not problems
-    asked = group.limits.threads
-    threads = max(1, machine.host.cores_usable // max(len(plans), 1)) if asked == "auto" else asked
-    return Candidate(
-        engine=group.engine,
-        replicas=len(plans),
-        tensor_parallel=group.tensor_parallel,
-        pipeline_parallel=group.pipeline_parallel,
-        split_mode=group.split_mode if group.engine == "llamacpp" else None,
-        tensor_split=shown.tensor_split,
-        fits=fits,
-        tight=fits and (shown.is_kv_scarce or is_tight(card for plan in plans for card in plan.cards)),
-        reasons=problems or shown.notes,
-        cards=shown.cards,
-        replica_cards=tuple(tuple(card.index for card in cards) for cards in replicas),
-        context_tokens=group.limits.context_tokens,
-        sequences=group.limits.sequences,
-        batch_tokens=shown.batch_tokens,
-        kv_dtype=shown.kv_dtype,
-        threads=threads,
-        max_sequences=None,
-        max_context_tokens=None,
-        predicted=UNKNOWN_SPEED,
-        kv_cache_bytes=shown.kv_cache_bytes,
-        gpu_memory_fraction=group.limits.gpu_memory_fraction if group.engine == "vllm" else None,
-        kv_unified=group.limits.kv_unified,
-        micro_batch_tokens=shown.micro_batch_tokens,
-        host_bytes=shown.host_bytes,
-        replica_plans=tuple(plan.cards for plan in plans),
+    question = Question(
+        shapes=tuple(shape_of(one) for one in (spec, *others)),
+        machine=machine,
+        load=load,
+        engines=tuple(engines),
+        goal=goal,
+        limits=limits or Limits(),
+        engine_versions=engine_versions or {},
+        calibrations=tuple(calibrations),
+        claimed=claimed_bytes or {},
+    )
+    ranked = ranked_candidates(question)
+    return Plan(
+        model_name=model_name,
+        model_path=str(spec.path),
+        load=load,
+        candidates=ranked,
+        notes=remarks(question, ranked),
     )
 
 
-def _auto_cards(group: Group, machine: Machine, count: int, claimed: Mapping[int, int]) -> list[Replicas]:
+def group_of(candidate: Candidate, limits: Limits, *, gpus: list[int | str | list[int | str]] | None = None) -> Group:
+    """A candidate as it would stand in a deployment file; `gpus`: other names for its cards."""
+    lists: list[int | str | list[int | str]] = [list(cards) for cards in candidate.replica_cards]
+    is_cpu = not any(candidate.replica_cards)
+    split = candidate.tensor_split if candidate.replicas == 1 or _alike(candidate) else None
+    return Group(
+        engine=candidate.engine,  # type: ignore[arg-type]  # one of the config's engines by construction
+        replicas=candidate.replicas,
+        gpus=[] if is_cpu else (gpus or lists),
+        tensor_parallel=candidate.tensor_parallel,
+        pipeline_parallel=candidate.pipeline_parallel,
+        split_mode=candidate.split_mode or "layer",  # type: ignore[arg-type]  # same
+        tensor_split=list(split) if split else "auto",
+        limits=limits.model_copy(
+            update={
+                "context_tokens": candidate.context_tokens,
+                "sequences": candidate.sequences,
+                "kv_cache_bytes": candidate.kv_cache_bytes or "auto",
+            }
+        ),
+    )
+
+
+def _alike(candidate: Candidate) -> bool:
+    """One split serves all replicas only where their cards are the same kinds in the same order."""
+    names = {tuple(card.name for card in cards) for cards in candidate.replica_plans}
+    return len(names) == 1 and len({len(cards) for cards in candidate.replica_cards}) == 1
+
+
+def _auto_cards(
+    group: Group, machine: Machine, count: int, claimed: Mapping[int, int]
+) -> list[tuple[tuple[Card, ...], ...]]:
     """Ways to give `count` replicas cards, fewest cards per replica first; the CPU where there are none."""
     if not machine.cards:
         return [((),) * count]
@@ -141,11 +140,11 @@ def _auto_cards(group: Group, machine: Machine, count: int, claimed: Mapping[int
         sizes = [1] if group.split_mode == "none" else list(range(1, len(ranked) + 1))
     else:
         sizes = [group.tensor_parallel * group.pipeline_parallel]
-    ways = [_dealt(ranked, size, count) for size in sizes if size * count <= len(ranked)]
-    return ways or [_dealt(ranked, min(sizes[0], len(ranked)), count)]
+    options = [_dealt(ranked, size, count) for size in sizes if size * count <= len(ranked)]
+    return options or [_dealt(ranked, min(sizes[0], len(ranked)), count)]
 
 
-def _dealt(ranked: list[Card], size: int, count: int) -> Replicas:
+def _dealt(ranked: list[Card], size: int, count: int) -> tuple[tuple[Card, ...], ...]:
     """Replica r takes the next `size` cards, starting over when they run out."""
-    hands = [[ranked[(replica * size + slot) % len(ranked)] for slot in range(size)] for replica in range(count)]
+    hands = [[ranked[(hand * size + slot) % len(ranked)] for slot in range(size)] for hand in range(count)]
     return tuple(tuple(sorted(hand, key=lambda card: card.index)) for hand in hands)

@@ -98,6 +98,8 @@ class Candidate:
     gpu_memory_fraction: float | None = None  # vllm
     kv_unified: bool = False  # llamacpp
     micro_batch_tokens: int | None = None  # llamacpp n_ubatch
+    model_path: str | None = None
+    quantization: str | None = None  # `Q4_K_M`, `GPTQ-4bit-128g`
     host_bytes: int = 0  # of the model that stays in host memory beside the cards
     replica_plans: tuple[tuple[CardPlan, ...], ...] = ()  # of every replica; `cards` is the poorest one's
 

@@ -7,7 +7,6 @@ arrive at once, and first-token time is the median one's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
@@ -109,8 +108,7 @@ def decode_step_s(shape: ModelShape, placed: Placed, times: _Times, streams: flo
     stages = len(placed.stages)
     dealt = streams if placed.engine == "llamacpp" else max(streams / stages, 1.0)
     spent = [
-        _stage_s(shape, placed, times, stage, tokens=dealt, streams=dealt, context=context)
-        for stage in range(stages)
+        _stage_s(shape, placed, times, stage, tokens=dealt, streams=dealt, context=context) for stage in range(stages)
     ]
     turns = min(stages, max(streams / dealt, 1.0))
     cycle = max(sum(spent), turns * max(spent))

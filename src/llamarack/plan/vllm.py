@@ -85,7 +85,8 @@ def default_batch_tokens(card_name: str, memory_total_bytes: int) -> int:
 def cuda_total_bytes(memory_total_bytes: int) -> int:
     """What CUDA calls the total, of which the fraction is taken: the driver keeps some of what NVML reports."""
     reserved = data_file("vllm.yaml")["driver_reserved"]
-    return memory_total_bytes - round(reserved["fixed_mib"] * MIB + reserved["share"] * memory_total_bytes)
+    kept = reserved["fixed_mib"] * MIB + reserved["share"] * memory_total_bytes
+    return memory_total_bytes - int(kept)
 
 
 def rank_loads(shape: ModelShape, settings: Settings, constants: Constants) -> tuple[RankLoad, ...]:
@@ -130,7 +131,7 @@ def _rank_load(
 
 
 def graph_sizes(sequences: int) -> list[int]:
-    """Batch sizes that CUDA graphs are captured for: 1, 2, 4, 8 to 248 by 8, from 256 by 16, up to twice the sequences."""
+    """Batch sizes that CUDA graphs are captured for: 1, 2, 4, by 8 from 8, by 16 from 256, up to twice the sequences."""
     top = min(2 * sequences, 512)
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
     return [size for size in sizes if size <= top]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from llamarack.config import Group
 from llamarack.hardware.machine import Card, Host, Machine
 from llamarack.plan import vllm
-from llamarack.plan.devices import device_plan, free_bytes, shortage
+from llamarack.plan.devices import device_plan, shortage
 from llamarack.plan.engine_data import Band, context_band
 from llamarack.plan.record import CardPlan, Terms
 from llamarack.plan.replica import ReplicaPlan
@@ -136,9 +136,7 @@ def _planned(
 def _context(device: Card | Host, machine: Machine, constants: Constants) -> Band:
     if isinstance(device, Host):
         return context_band("vllm.yaml", "cpu", card=None, driver=None, build=None)
-    return context_band(
-        "vllm.yaml", "cuda", card=device.name, driver=machine.driver_version, build=constants.version
-    )
+    return context_band("vllm.yaml", "cuda", card=device.name, driver=machine.driver_version, build=constants.version)
 
 
 def _forbidden(shape: ModelShape, group: Group, cards: Sequence[Card]) -> tuple[str, ...]:

@@ -1,0 +1,160 @@
+"""One group on given cards: every replica planned in turn, speed predicted, one Candidate. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from llamarack.config import Group
+from llamarack.hardware.machine import Card, Machine
+from llamarack.plan import llamacpp, llamacpp_group, torch_group, vllm, vllm_group
+from llamarack.plan.devices import claim, is_tight
+from llamarack.plan.record import Candidate, Load, Predicted
+from llamarack.plan.replica import ReplicaPlan
+from llamarack.plan.shape import ModelShape
+from llamarack.plan.speed import Calibration, Placed, calibrated, predict
+from llamarack.plan.vllm_shard import stage_layers
+
+Replicas = tuple[tuple[Card, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What stays the same while ways are compared. `claimed`: bytes others hold, by card index (-1: host)."""
+
+    shape: ModelShape
+    machine: Machine
+    load: Load
+    claimed: Mapping[int, int] = field(default_factory=dict)
+    engine_version: str | None = None
+    calibrations: tuple[Calibration, ...] = ()
+
+
+def plan_replica(
+    setting: Setting, group: Group, cards: tuple[Card, ...], held: Mapping[int, int], needed_sequences: int = 1
+) -> ReplicaPlan:
+    """`needed_sequences`: full-length sequences that a vLLM KV cache must hold; llama.cpp reserves all of its own."""
+    arguments = (setting.shape, group, setting.machine, cards, held)
+    if group.engine == "vllm":
+        return vllm_group.plan_replica(*arguments, setting.engine_version, needed_sequences=needed_sequences)
+    if group.engine == "transformers":
+        return torch_group.plan_replica(*arguments)
+    return llamacpp_group.plan_replica(*arguments, setting.engine_version)
+
+
+def estimate(setting: Setting, group: Group, replicas: Replicas, *, needed_sequences: int = 1) -> Candidate:
+    """Every replica in turn, each on what the ones before it left."""
+    held = dict(setting.claimed)
+    plans: list[ReplicaPlan] = []
+    for cards in replicas:
+        plan = plan_replica(setting, group, cards, held, needed_sequences)
+        plans.append(plan)
+        claim(held, plan.cards, plan.host_bytes)
+    shown = min(plans, key=lambda plan: min(card.free_after_bytes for card in plan.cards))
+    problems = tuple(dict.fromkeys(problem for plan in plans for problem in plan.problems))
+    return _candidate(setting, group, replicas, plans, shown, problems)
+
+
+def _candidate(
+    setting: Setting,
+    group: Group,
+    replicas: Replicas,
+    plans: list[ReplicaPlan],
+    shown: ReplicaPlan,
+    problems: tuple[str, ...],
+) -> Candidate:
+    fits = not problems
+    limits = group.limits
+    threads = limits.threads
+    spec = setting.shape.spec
+    return Candidate(
+        engine=group.engine,
+        replicas=len(plans),
+        tensor_parallel=group.tensor_parallel,
+        pipeline_parallel=group.pipeline_parallel,
+        split_mode=group.split_mode if group.engine == "llamacpp" else None,
+        tensor_split=shown.tensor_split,
+        fits=fits,
+        tight=fits and (shown.is_kv_scarce or is_tight(card for plan in plans for card in plan.cards)),
+        reasons=problems or shown.notes,
+        cards=shown.cards,
+        replica_cards=tuple(tuple(card.index for card in cards) for cards in replicas),
+        context_tokens=limits.context_tokens,
+        sequences=limits.sequences,
+        batch_tokens=shown.batch_tokens,
+        kv_dtype=shown.kv_dtype,
+        threads=max(1, setting.machine.host.cores_usable // len(plans)) if threads == "auto" else threads,
+        max_sequences=shown.max_sequences,
+        max_context_tokens=shown.max_context_tokens,
+        predicted=_speed(setting, group, replicas, plans),
+        kv_cache_bytes=shown.kv_cache_bytes,
+        gpu_memory_fraction=limits.gpu_memory_fraction if group.engine == "vllm" else None,
+        kv_unified=limits.kv_unified,
+        micro_batch_tokens=shown.micro_batch_tokens,
+        model_path=str(spec.path),
+        quantization=spec.quantization.label,
+        host_bytes=shown.host_bytes,
+        replica_plans=tuple(plan.cards for plan in plans),
+    )
+
+
+def _speed(setting: Setting, group: Group, replicas: Replicas, plans: list[ReplicaPlan]) -> Predicted:
+    """Of all replicas together: rates add up, times are the slowest replica's."""
+    unknown = Predicted(first_token_s=None, per_token_s=None, tokens_per_s=None)
+    if not all(replicas) or any(not plan.is_legal for plan in plans):
+        return unknown
+    each: dict[tuple[object, ...], Predicted] = {}
+    found = []
+    for cards, plan in zip(replicas, plans, strict=True):
+        key = (*(card.name for card in cards), *(card.terms.weights_bytes for card in plan.cards))
+        if key not in each:
+            placed = Placed(
+                engine=group.engine,
+                stages=_stages(setting.shape, group, cards, plan),
+                batch_tokens=plan.micro_batch_tokens or plan.batch_tokens,
+                kv_element_bytes=_kv_element_bytes(group.engine, plan.kv_dtype),
+                engine_version=setting.engine_version,
+            )
+            speed = predict(setting.shape, placed, setting.load, len(plans))
+            each[key] = calibrated(speed, _calibration(setting, group.engine, cards))
+        found.append(each[key])
+    rates = [one.tokens_per_s for one in found]
+    firsts, steps = [one.first_token_s for one in found], [one.per_token_s for one in found]
+    if None in rates or None in firsts or None in steps:
+        return unknown
+    return Predicted(
+        first_token_s=max(value for value in firsts if value is not None),
+        per_token_s=max(value for value in steps if value is not None),
+        tokens_per_s=sum(value for value in rates if value is not None),
+    )
+
+
+def _kv_element_bytes(engine: str, kv_dtype: str) -> float:
+    table = vllm.KV_ELEMENT_BYTES if engine == "vllm" else llamacpp.KV_ELEMENT_BYTES
+    return table.get(kv_dtype, 2.0)
+
+
+def _calibration(setting: Setting, engine: str, cards: tuple[Card, ...]) -> Calibration | None:
+    names = {card.name for card in cards}
+    for one in setting.calibrations:
+        if names == {one.card} and one.engine == engine and setting.engine_version in (None, one.engine_version):
+            return one
+    return None
+
+
+def _stages(
+    shape: ModelShape, group: Group, cards: tuple[Card, ...], plan: ReplicaPlan
+) -> tuple[tuple[tuple[Card, ...], float], ...]:
+    """Cards that share layers, and their part of all layers, in order."""
+    if group.engine == "vllm":
+        degree = group.tensor_parallel
+        spans = stage_layers(shape.spec.layers, group.pipeline_parallel)
+        return tuple(
+            (cards[stage * degree : (stage + 1) * degree], len(span) / shape.spec.layers)
+            for stage, span in enumerate(spans)
+        )
+    if group.engine == "llamacpp" and group.split_mode == "layer" and len(cards) > 1:
+        weights = [card.terms.weights_bytes for card in plan.cards]
+        total = sum(weights)
+        return tuple(((card,), weight / total) for card, weight in zip(cards, weights, strict=True) if weight)
+    return ((cards, 1.0),)

@@ -1,0 +1,116 @@
+"""All ways of running a model, weighed and put in order. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Literal
+
+from llamarack.config import Group, Limits
+from llamarack.hardware.machine import Machine
+from llamarack.model.spec import ModelFormat
+from llamarack.plan import placement
+from llamarack.plan.estimate import Setting, estimate
+from llamarack.plan.limits import with_limits
+from llamarack.plan.placement import Way
+from llamarack.plan.record import Candidate, Load
+from llamarack.plan.shape import ModelShape
+from llamarack.plan.speed import Calibration
+
+Goal = Literal["throughput", "latency"]
+FORMATS = {"llamacpp": ModelFormat.GGUF, "vllm": ModelFormat.SAFETENSORS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What `plan_model` was asked. `shapes`: the model's files, the first one being the one named."""
+
+    shapes: tuple[ModelShape, ...]
+    machine: Machine
+    load: Load
+    engines: tuple[str, ...]
+    goal: Goal = "throughput"
+    limits: Limits = field(default_factory=Limits)
+    engine_versions: Mapping[str, str] = field(default_factory=dict)
+    calibrations: tuple[Calibration, ...] = ()
+    claimed: Mapping[int, int] = field(default_factory=dict)
+
+
+def ranked_candidates(question: Question) -> tuple[Candidate, ...]:
+    """Best first; those that do not fit last, with their reasons. Of one engine's files the finest that fits leads."""
+    found: list[tuple[Candidate, float]] = []
+    for shape in question.shapes:
+        for engine in question.engines:
+            if FORMATS[engine] is not shape.spec.format:
+                continue
+            setting = Setting(
+                shape=shape,
+                machine=question.machine,
+                claimed=question.claimed,
+                load=question.load,
+                engine_version=question.engine_versions.get(engine),
+                calibrations=question.calibrations,
+            )
+            bits = 8 * shape.decode_bytes / shape.decode_parameters
+            found += [(one, bits) for one in _candidates(setting, engine, question.load, question.limits)]
+    finest: dict[str, float] = {}
+    for candidate, bits in found:
+        if candidate.fits and not candidate.tight:
+            finest[candidate.engine] = max(bits, finest.get(candidate.engine, 0.0))
+    ordered = sorted(
+        found,
+        key=lambda pair: _rank(pair[0], question.goal, is_coarser=pair[1] < 0.95 * finest.get(pair[0].engine, 0.0)),
+    )
+    return tuple(candidate for candidate, _ in ordered)
+
+
+def _candidates(setting: Setting, engine: str, load: Load, limits: Limits) -> list[Candidate]:
+    found = []
+    refused: set[tuple[str, ...]] = set()
+    for way in placement.ways(engine, setting.machine, load.concurrency):
+        group = _group(way, load, limits)
+        candidate = estimate(setting, group, way.replicas, needed_sequences=group.limits.sequences)
+        cards = way.replicas[0]
+        senseless = placement.senseless_exchange(setting.shape, cards, _cut_degree(way))
+        if candidate.fits and senseless:
+            candidate = replace(candidate, fits=False, tight=False, reasons=(senseless,))
+        key = (way.engine, str(way.tensor_parallel), str(way.pipeline_parallel), way.split_mode, *candidate.reasons)
+        if not candidate.fits and key in refused:
+            continue  # fewer replicas of what was refused for the same reason say nothing new
+        if not candidate.fits:
+            refused.add(key)
+        found.append(with_limits(setting, group, candidate))
+    return found
+
+
+def _cut_degree(way: Way) -> int:
+    if way.engine == "llamacpp":
+        return len(way.replicas[0]) if way.split_mode == "tensor" else 1
+    return way.tensor_parallel
+
+
+def _group(way: Way, load: Load, limits: Limits) -> Group:
+    count = len(way.replicas)
+    indices: list[int | str | list[int | str]] = [[card.index for card in cards] for cards in way.replicas]
+    return Group(
+        engine=way.engine,  # type: ignore[arg-type]  # placement knows the config's engines only
+        replicas=count,
+        gpus=indices if any(way.replicas) else [],
+        tensor_parallel=way.tensor_parallel,
+        pipeline_parallel=way.pipeline_parallel,
+        split_mode=way.split_mode,  # type: ignore[arg-type]  # same
+        limits=limits.model_copy(
+            update={"context_tokens": load.context_tokens, "sequences": ceil(load.concurrency / count)}
+        ),
+    )
+
+
+def _rank(candidate: Candidate, goal: Goal, *, is_coarser: bool) -> tuple[float, ...]:
+    """Comfortable before tight before impossible; finer weights before coarser; then the goal; then fewer cards."""
+    predicted = candidate.predicted
+    cards = sum(map(len, candidate.replica_cards))
+    speed = -(predicted.tokens_per_s or 0.0)
+    if goal == "latency":
+        speed = predicted.per_token_s if predicted.per_token_s is not None else float("inf")
+    return (not candidate.fits, candidate.tight, is_coarser, speed, cards)

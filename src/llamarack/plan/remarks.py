@@ -1,0 +1,152 @@
+"""What a plan says beside its numbers: limits both ways, the other engine, what would do if nothing fits. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from llamarack.model.spec import ModelFormat, ModelSpec
+from llamarack.plan.catalogue import catalogue, machine_of
+from llamarack.plan.ranking import FORMATS, Question, ranked_candidates
+from llamarack.plan.record import Candidate
+from llamarack.plan.reference import Dimensions, gguf_spec, safetensors_spec
+from llamarack.plan.shape import ModelShape, shape_of
+from llamarack.plan.speed import lengths
+from llamarack.units import GIB, format_bytes, format_count, format_rate
+
+_FEW, _MANY = 1, 64  # concurrencies at which engines are compared
+_COARSER_GGUF = ("Q8_0", "Q4_K_M")
+_COARSER_SAFETENSORS = ("int8", "gptq")
+
+
+def remarks(question: Question, ranked: tuple[Candidate, ...]) -> tuple[str, ...]:
+    best = ranked[0] if ranked and ranked[0].fits else None
+    if best is None:
+        return tuple(nearest(question, ranked))
+    prompt, output = lengths(question.load)
+    notes = [
+        f"speed: prompts of {prompt} tokens, answers of {output}, {question.load.concurrency} sent at once",
+        f"limits of the first: {format_count((best.max_sequences or 0) * best.replicas)} sequences of "
+        f"{format_count(best.context_tokens)} tokens, or {format_count(best.max_context_tokens)} tokens at "
+        f"{format_count(best.sequences * best.replicas)} sequences",
+    ]
+    if best.predicted.tokens_per_s is None:
+        notes.append("no speed: bandwidth or arithmetic of this device is not known here")
+    return (*notes, *_by_load(question))
+
+
+def _by_load(question: Question) -> Iterator[str]:
+    """Which engine leads with few and with many users, from the files at hand or as they would be."""
+    if len(question.engines) < 2 or not question.machine.cards:
+        return
+    shapes = list(question.shapes)
+    assumed = [_counterpart(shapes[0].spec)] if len({shape.spec.format for shape in shapes}) == 1 else []
+    shapes += [shape_of(spec) for spec in assumed]
+    leaders = []
+    for concurrency in (_FEW, _MANY):
+        asked = replace(
+            question, shapes=tuple(shapes), load=replace(question.load, concurrency=concurrency), goal="throughput"
+        )
+        fitting = [one for one in ranked_candidates(asked) if one.fits and one.predicted.tokens_per_s]
+        fastest = {one.engine: one for one in sorted(fitting, key=lambda one: one.predicted.tokens_per_s or 0.0)}
+        if len(fastest) < 2:
+            return
+        leaders.append(sorted(fastest.values(), key=lambda one: -(one.predicted.tokens_per_s or 0.0)))
+    for concurrency, (first, second) in zip((_FEW, _MANY), leaders, strict=True):
+        ratio = (first.predicted.tokens_per_s or 0.0) / (second.predicted.tokens_per_s or 1.0)
+        yield (
+            f"with {concurrency} at once {first.engine} leads {second.engine} {ratio:.1f}x: "
+            f"{format_rate(first.predicted.tokens_per_s)} ({first.quantization}) against "
+            f"{format_rate(second.predicted.tokens_per_s)} ({second.quantization})"
+        )
+    if assumed:
+        yield f"the {assumed[0].quantization.label} {assumed[0].format} file of this comparison is not at hand"
+
+
+def _counterpart(spec: ModelSpec) -> ModelSpec:
+    """The same dimensions in the format of the other engine."""
+    size = dimensions(spec)
+    if spec.format is ModelFormat.GGUF:
+        return safetensors_spec(size, "f16")
+    return gguf_spec(size, "F16" if (spec.quantization.bits or 16) > 8 else "Q4_K_M")
+
+
+def dimensions(spec: ModelSpec) -> Dimensions:
+    return Dimensions(
+        name=spec.name or spec.path.stem,
+        layers=spec.layers,
+        hidden_size=spec.hidden_size,
+        feed_forward_size=max(spec.feed_forward_sizes),
+        attention_heads=max(spec.attention_heads),
+        kv_heads=max(spec.kv_heads),
+        head_size=spec.head_size_k,
+        vocab_size=spec.vocab_size,
+        context_train_tokens=spec.context_train_tokens or 4096,
+        tied_embeddings=spec.tied_embeddings,
+    )
+
+
+def nearest(question: Question, ranked: tuple[Candidate, ...]) -> Iterator[str]:
+    """Configurations that would do: fewer sequences, a shorter context, coarser weights, other cards."""
+    load = question.load
+    most = max(ranked, key=lambda one: (one.max_sequences or 0) * one.replicas, default=None)
+    if most is not None and most.max_sequences:
+        yield f"--concurrency {most.max_sequences * most.replicas} fits: {describe(most)}"
+    longest = max(ranked, key=lambda one: one.max_context_tokens or 0, default=None)
+    if longest is not None and longest.max_context_tokens and longest.max_context_tokens < load.context_tokens:
+        yield f"--context {longest.max_context_tokens} fits: {describe(longest)}"
+    for spec in _coarser(question.shapes[-1]):
+        found = ranked_candidates(replace(question, shapes=(shape_of(spec),)))
+        if found and found[0].fits:
+            size = format_bytes(spec.weights_bytes)
+            yield f"{spec.quantization.label} ({size} of weights) fits: {describe(found[0])}"
+            break
+    smallest = smallest_cards(question)
+    if smallest:
+        yield f"these cards would do: {smallest}"
+
+
+def describe(candidate: Candidate) -> str:
+    """`vllm, 2 replicas, TP 2 on cards 0,1 | 2,3`."""
+    parts = [candidate.engine]
+    if candidate.replicas > 1:
+        parts.append(f"{candidate.replicas} replicas")
+    if candidate.tensor_parallel > 1:
+        parts.append(f"TP {candidate.tensor_parallel}")
+    if candidate.pipeline_parallel > 1:
+        parts.append(f"PP {candidate.pipeline_parallel}")
+    if candidate.split_mode and any(len(cards) > 1 for cards in candidate.replica_cards):
+        parts.append(f"split by {candidate.split_mode}")
+    hands = [",".join(map(str, cards)) for cards in candidate.replica_cards if cards]
+    return ", ".join(parts) + (f" on cards {' | '.join(hands)}" if hands else " on the CPU")
+
+
+def _coarser(shape: ModelShape) -> Iterator[ModelSpec]:
+    """The model as finer-first coarser files, those that are smaller than what is at hand."""
+    spec, size = shape.spec, dimensions(shape.spec)
+    if spec.format is ModelFormat.GGUF:
+        made = [gguf_spec(size, label) for label in _COARSER_GGUF]
+    else:
+        made = [safetensors_spec(size, method) for method in _COARSER_SAFETENSORS]
+    yield from (one for one in made if one.weights_bytes < 0.95 * spec.weights_bytes)
+
+
+def smallest_cards(question: Question) -> str | None:
+    """The least total memory of the catalogue that carries the load: one card, two or four alike."""
+    need = min(shape.spec.weights_bytes for shape in question.shapes)
+    options = [(count * kind.memory_total_bytes, count, kind.aliases[0]) for kind in catalogue() for count in (1, 2, 4)]
+    for memory, count, name in sorted(options):
+        if memory < need + GIB:
+            continue
+        asked = replace(question, machine=machine_of(f"{name} x{count}"), claimed={})
+        if any(one.fits for one in ranked_candidates(asked)):
+            return f"{name} x{count}" if count > 1 else name
+    return None
+
+
+def unreadable(question: Question) -> str | None:
+    """Why no engine of the question can read the model's files; None where one can."""
+    formats = {shape.spec.format for shape in question.shapes}
+    if any(FORMATS[engine] in formats for engine in question.engines):
+        return None
+    return f"{' and '.join(question.engines)} cannot read {' and '.join(sorted(formats))}"
