@@ -37,8 +37,11 @@ class Question:
     claimed: Mapping[int, int] = field(default_factory=dict)
 
 
-def ranked_candidates(question: Question) -> tuple[Candidate, ...]:
-    """Best first; those that do not fit last, with their reasons. Of one engine's files the finest that fits leads."""
+def ranked_candidates(question: Question, *, want_limits: bool = True) -> tuple[Candidate, ...]:
+    """Best first; those that do not fit last, with their reasons. Of one engine's files the finest that fits leads.
+
+    `want_limits`: fill `max_sequences` and `max_context_tokens`, which llama.cpp's are searched for.
+    """
     found: list[tuple[Candidate, float]] = []
     for shape in question.shapes:
         for engine in question.engines:
@@ -53,7 +56,7 @@ def ranked_candidates(question: Question) -> tuple[Candidate, ...]:
                 calibrations=question.calibrations,
             )
             bits = 8 * shape.decode_bytes / shape.decode_parameters
-            found += [(one, bits) for one in _candidates(setting, engine, question.load, question.limits)]
+            found += [(one, bits) for one in _candidates(setting, engine, question.limits, want_limits=want_limits)]
     finest: dict[str, float] = {}
     for candidate, bits in found:
         if candidate.fits and not candidate.tight:
@@ -65,8 +68,9 @@ def ranked_candidates(question: Question) -> tuple[Candidate, ...]:
     return tuple(candidate for candidate, _ in ordered)
 
 
-def _candidates(setting: Setting, engine: str, load: Load, limits: Limits) -> list[Candidate]:
+def _candidates(setting: Setting, engine: str, limits: Limits, *, want_limits: bool) -> list[Candidate]:
     found = []
+    load = setting.load
     refused: set[tuple[str, ...]] = set()
     for way in placement.ways(engine, setting.machine, load.concurrency):
         group = _group(way, load, limits)
@@ -80,7 +84,7 @@ def _candidates(setting: Setting, engine: str, load: Load, limits: Limits) -> li
             continue  # fewer replicas of what was refused for the same reason say nothing new
         if not candidate.fits:
             refused.add(key)
-        found.append(with_limits(setting, group, candidate))
+        found.append(with_limits(setting, group, candidate) if want_limits else candidate)
     return found
 
 

@@ -47,7 +47,8 @@ def _by_load(question: Question) -> Iterator[str]:
         asked = replace(
             question, shapes=tuple(shapes), load=replace(question.load, concurrency=concurrency), goal="throughput"
         )
-        fitting = [one for one in ranked_candidates(asked) if one.fits and one.predicted.tokens_per_s]
+        ranked = ranked_candidates(asked, want_limits=False)
+        fitting = [one for one in ranked if one.fits and one.predicted.tokens_per_s]
         fastest = {one.engine: one for one in sorted(fitting, key=lambda one: one.predicted.tokens_per_s or 0.0)}
         if len(fastest) < 2:
             return
@@ -89,21 +90,22 @@ def dimensions(spec: ModelSpec) -> Dimensions:
 def nearest(question: Question, ranked: tuple[Candidate, ...]) -> Iterator[str]:
     """Configurations that would do: fewer sequences, a shorter context, coarser weights, other cards."""
     load = question.load
-    most = max(ranked, key=lambda one: (one.max_sequences or 0) * one.replicas, default=None)
-    if most is not None and most.max_sequences:
-        yield f"--concurrency {most.max_sequences * most.replicas} fits: {describe(most)}"
+    widest = max(ranked, key=lambda one: (one.max_sequences or 0) * one.replicas, default=None)
+    if widest is not None and widest.max_sequences:
+        yield f"--concurrency {widest.max_sequences * widest.replicas} fits: {describe(widest)}"
     longest = max(ranked, key=lambda one: one.max_context_tokens or 0, default=None)
     if longest is not None and longest.max_context_tokens and longest.max_context_tokens < load.context_tokens:
         yield f"--context {longest.max_context_tokens} fits: {describe(longest)}"
     for spec in _coarser(question.shapes[-1]):
         found = ranked_candidates(replace(question, shapes=(shape_of(spec),)))
-        if found and found[0].fits:
+        able = max(found, key=lambda one: (one.fits, (one.max_sequences or 0) * one.replicas), default=None)
+        if able is not None and able.max_sequences:
+            most = format_count(able.max_sequences * able.replicas)
             size = format_bytes(spec.weights_bytes)
-            yield f"{spec.quantization.label} ({size} of weights) fits: {describe(found[0])}"
-            break
-    smallest = smallest_cards(question)
-    if smallest:
-        yield f"these cards would do: {smallest}"
+            yield f"{spec.quantization.label} ({size} of weights) fits with --concurrency up to {most}: {describe(able)}"
+    cards = [found for found in (smallest_cards(question, (1,)), smallest_cards(question, (2, 4))) if found]
+    if cards:
+        yield f"these cards would do: {' or '.join(cards)}"
 
 
 def describe(candidate: Candidate) -> str:
@@ -131,15 +133,15 @@ def _coarser(shape: ModelShape) -> Iterator[ModelSpec]:
     yield from (one for one in made if one.weights_bytes < 0.95 * spec.weights_bytes)
 
 
-def smallest_cards(question: Question) -> str | None:
-    """The least total memory of the catalogue that carries the load: one card, two or four alike."""
+def smallest_cards(question: Question, counts: tuple[int, ...]) -> str | None:
+    """The least total memory in the catalogue that carries the load, with so many cards alike."""
     need = min(shape.spec.weights_bytes for shape in question.shapes)
-    options = [(count * kind.memory_total_bytes, count, kind.aliases[0]) for kind in catalogue() for count in (1, 2, 4)]
+    options = [(count * kind.memory_total_bytes, count, kind.aliases[0]) for kind in catalogue() for count in counts]
     for memory, count, name in sorted(options):
         if memory < need + GIB:
             continue
         asked = replace(question, machine=machine_of(f"{name} x{count}"), claimed={})
-        if any(one.fits for one in ranked_candidates(asked)):
+        if any(one.fits for one in ranked_candidates(asked, want_limits=False)):
             return f"{name} x{count}" if count > 1 else name
     return None
 
