@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -34,15 +34,30 @@ class Answer:
     detail: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Events:
+    status: Status
+    events: tuple[dict[str, Any], ...]
+    detail: str | None = None
+
+    def named(self, event: str) -> list[dict[str, Any]]:
+        return [values for values in self.events if values["event"] == event]
+
+
 def module_command(module: str, *arguments: str) -> list[str]:
     # -P: a folder named like the package in the working directory is not imported instead of it.
     return [sys.executable, "-P", "-m", f"llamarack.hardware.{module}", *arguments]
 
 
 class Probe:
-    """One running child. `answer` may be asked once; the deadline counts from the start."""
+    """One running child. It may be asked once, in one of three ways; the deadline counts from the start.
 
-    def __init__(self, command: Sequence[str], *, deadline_s: float) -> None:
+    `environment`: the child's whole environment; default: ours. Raises OSError where the command cannot start.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, deadline_s: float, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.deadline_s = deadline_s
         self._ends_monotonic_s = time.monotonic() + deadline_s
         self._child = subprocess.Popen(
@@ -50,23 +65,42 @@ class Probe:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            env=environment,
             start_new_session=True,
         )
 
     def answer(self) -> Answer:
-        try:
-            remaining_s = max(0.0, self._ends_monotonic_s - time.monotonic())
-            output, errors = self._child.communicate(timeout=remaining_s)
-        except subprocess.TimeoutExpired:
-            self.end()
-            return Answer(status=Status.HUNG, detail=f"no answer within {self.deadline_s:g} s")
-        complaint = errors.decode(errors="replace").strip().rpartition("\n")[2]
-        if self._child.returncode != 0:
-            return Answer(status=Status.FAILED, detail=complaint or f"exit status {self._child.returncode}")
+        """For a child that prints one object and ends."""
+        status, output, detail = self._collect()
+        if status is not Status.OK:
+            return Answer(status=status, detail=detail)
         try:
             return Answer(status=Status.OK, values=json.loads(output))
         except ValueError:
             return Answer(status=Status.FAILED, detail=f"printed no JSON object: {output[:80]!r}")
+
+    def events(self) -> Events:
+        """For a child that prints one object per line as it goes; those printed before a hang are kept."""
+        status, output, detail = self._collect()
+        lines = [line for line in output.splitlines(keepends=True) if line.startswith(b"{") and line.endswith(b"\n")]
+        return Events(status=status, events=tuple(json.loads(line) for line in lines), detail=detail)
+
+    def text(self) -> str | None:
+        """For a child that prints plain text; None unless it ended well."""
+        status, output, _ = self._collect()
+        return output.decode(errors="replace") if status is Status.OK else None
+
+    def _collect(self) -> tuple[Status, bytes, str | None]:
+        try:
+            remaining_s = max(0.0, self._ends_monotonic_s - time.monotonic())
+            output, errors = self._child.communicate(timeout=remaining_s)
+        except subprocess.TimeoutExpired as expired:
+            self.end()
+            return Status.HUNG, expired.output or b"", f"no answer within {self.deadline_s:.3g} s"
+        if self._child.returncode != 0:
+            complaint = errors.decode(errors="replace").strip().rpartition("\n")[2]
+            return Status.FAILED, output, complaint or f"exit status {self._child.returncode}"
+        return Status.OK, output, None
 
     def end(self) -> None:
         """Kills the child's process group; does not wait for what the kernel holds."""
