@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from llamarack.hardware import environment, rules_cards, rules_environment, rules_functional
@@ -48,7 +48,7 @@ class Request:
     listen: tuple[tuple[str, int], ...] = ()
     card_indices: tuple[int, ...] | None = None
     functional: bool = True
-    wanted: Wanted = Wanted()
+    wanted: Wanted = field(default_factory=Wanted)
 
 
 def findings(evidence: Evidence) -> tuple[Finding, ...]:
@@ -64,12 +64,12 @@ def gather(request: Request, *, deadline_s: float = OVERALL_DEADLINE_S) -> Evide
     machine = machine_of(nvml)
     surroundings = looks.environment()
     disks = looks.disks()
-    builds, torch_interpreter = looks.builds()
+    builds, torch_builds = looks.builds()
     functional: Functional | None = None
     if request.functional and nvml["status"] in ("ok", "absent", "no_driver"):
-        functional = run_functional(
-            _group(machine, request.card_indices), torch_interpreter, ends_monotonic_s=ends_monotonic_s
-        )
+        cards = _group(machine, request.card_indices)
+        fit = [path for path, cuda in torch_builds if cuda != "none" or not cards]
+        functional = run_functional(cards, fit[0] if fit else None, ends_monotonic_s=ends_monotonic_s)
     return Evidence(
         machine=machine,
         driver_status=nvml["status"],
@@ -100,7 +100,7 @@ class _Looks:
         self._disks = [(path, Probe(module_command("disk", str(path)), deadline_s=deadline_s))
                        for path in request.model_paths]  # fmt: skip
         self._installed = [(path, self._start(installed_command(path), path))
-                           for path in (None, *map(str, request.interpreters))]  # fmt: skip
+                           for path in (*map(str, request.interpreters), None)]  # fmt: skip
         self._binaries = [(path, self._start(list_devices_command(path), str(path))) for path in request.binaries]
 
     def _start(self, command: Sequence[str], subject: str | None) -> Probe | None:
@@ -118,21 +118,21 @@ class _Looks:
         answers = [(path, probe.answer()) for path, probe in self._disks]
         return tuple(ModelDisk(**answer.values) for path, answer in answers if self._is_ok(answer, str(path)))
 
-    def builds(self) -> tuple[tuple[EngineBuild, ...], str | None]:
-        """Engines found, and the first interpreter that has torch; named interpreters go before our own."""
+    def builds(self) -> tuple[tuple[EngineBuild, ...], list[tuple[str, str]]]:
+        """Engines found, and the interpreters with torch and its CUDA version; named ones before our own."""
         builds: list[EngineBuild] = []
-        with_torch: list[str] = []
+        with_torch: list[tuple[str, str]] = []
         for path, probe in self._installed:
             answer = probe.answer() if probe else None
             interpreter = path or installed_command()[0]
             if answer is not None and self._is_ok(answer, interpreter):
                 builds += builds_of(answer.values, interpreter)
-                with_torch += [interpreter] if answer.values["torch"] is not None else []
+                with_torch += [(interpreter, answer.values["torch_cuda"])] if answer.values["torch"] else []
         for binary, probe in self._binaries:
             text = probe.text() if probe else None
             if text is not None:
                 builds.append(binary_build(text, str(binary)))
-        return tuple(builds), with_torch[-1] if with_torch else None
+        return tuple(builds), with_torch
 
     def _is_ok(self, answer: Answer, subject: str) -> bool:
         if answer.status is not Status.OK:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from llamarack.hardware.disk import ModelDisk
 from llamarack.hardware.environment import Environment
@@ -18,7 +18,6 @@ class Wanted:
 
     engines: frozenset[str] = frozenset()
     locks_memory: bool = False
-    state_folder: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,4 +52,4 @@ class Evidence:
     taken_ports: tuple[TakenPort, ...] = ()
     unanswered: tuple[Unanswered, ...] = ()
     functional: Functional | None = None
-    wanted: Wanted = Wanted()
+    wanted: Wanted = field(default_factory=Wanted)

@@ -66,6 +66,7 @@ class Collective:
 class Functional:
     """None: not run. `without_p2p`: the all-reduce again with NCCL_P2P_DISABLE=1, where the first one broke."""
 
+    card_indices: tuple[int, ...] = ()  # of ranks 0, 1, ...
     pairs: tuple[PairResult, ...] = ()
     context_bytes: Mapping[int, int] | None = None  # card index -> memory of a bare CUDA context
     peer_detail: str | None = None
@@ -90,6 +91,7 @@ def run_functional(cards: Sequence[Card], interpreter: str | None, *, ends_monot
             again = _run(command, environment | {"NCCL_P2P_DISABLE": "1"}, COLLECTIVE_DEADLINE_S, ends_monotonic_s)
             without_p2p = collective_of(again, backend, world)
     return Functional(
+        card_indices=tuple(card.index for card in cards),
         pairs=pairs,
         context_bytes=contexts or None,
         peer_detail=peer.detail if peer else None,

@@ -145,7 +145,7 @@ def processor(evidence: Evidence) -> Iterator[Finding]:
             subject="processor",
             seen=f"{cores} cores may be used here (affinity and cgroup), {_CORES_FOR_LOADING} are wanted",
             why="loading and tokenising become the bottleneck: cards wait, and starts run into their deadline",
-            fix=f"docker run --cpus={_CORES_FOR_LOADING} or more; CPUQuota= in systemd; resources.limits.cpu in Kubernetes",
+            fix=f"docker run --cpus={_CORES_FOR_LOADING}; CPUQuota= in systemd; resources.limits.cpu in Kubernetes",
         )
 
 
@@ -161,7 +161,7 @@ def numa(evidence: Evidence) -> Iterator[Finding]:
             seen=f"they hang on NUMA node {', '.join(map(str, nodes))}; this process may use node "
             f"{', '.join(map(str, usable))}",
             why="every transfer crosses the processor interconnect",
-            fix=f"numactl --cpunodebind={nodes[0]} --membind={nodes[0]}, or docker run --cpuset-cpus with that node's cores",
+            fix=f"numactl --cpunodebind={nodes[0]} --membind={nodes[0]}, or docker run --cpuset-cpus with its cores",
         )
 
 
@@ -203,7 +203,7 @@ def model_disks(evidence: Evidence) -> Iterator[Finding]:
                 subject=disk.path,
                 seen=f"{speed} from {place}, {(disk.cached_fraction or 0):.0%} in memory: reading "
                 f"{format_bytes(disk.size_bytes)} takes {format_duration(predicted_s)}",
-                why=f"a start has {format_duration(deadline_s)} by default; a health check that is less patient kills it",
+                why=f"a start has {format_duration(deadline_s)} by default; a less patient health check kills it",
                 fix="copy the model to a local NVMe disk, and name that path in the file",
             )
         elif disk.is_network:
@@ -229,8 +229,8 @@ def model_disks(evidence: Evidence) -> Iterator[Finding]:
                 code="memory_smaller_than_model",
                 severity=Severity.WARNING,
                 subject=disk.path,
-                seen=f"{format_bytes(disk.size_bytes)} of weights, {format_bytes(evidence.machine.host.memory_total_bytes)}"
-                " of memory may be used here",
+                seen=f"{format_bytes(disk.size_bytes)} of weights; this process may use "
+                f"{format_bytes(evidence.machine.host.memory_total_bytes)} of memory",
                 why="the page cache cannot hold the model: every start reads all of it from the disk again",
                 fix="raise the container's memory limit, or expect the load time of a cold disk each time",
             )
@@ -255,8 +255,7 @@ def unanswered(evidence: Evidence) -> Iterator[Finding]:
             severity=Severity.ERROR if look.hung else Severity.WARNING,
             subject=look.subject,
             seen=look.detail,
-            why="what is behind it could not be judged"
-            + ("; an engine would hang at the same place" if look.hung else ""),
+            why="it could not be judged" + ("; an engine would hang at the same place" if look.hung else ""),
             fix="check that the disk or server behind it is up: mount, df, dmesg",
         )
 

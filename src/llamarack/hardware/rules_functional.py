@@ -25,26 +25,29 @@ _IOMMU = (
 
 def cuda_start(evidence: Evidence) -> Iterator[Finding]:
     """The driver answers NVML and yet CUDA does not start."""
-    functional = evidence.functional
-    if functional is None or functional.peer_detail is None or functional.context_bytes:
-        return
+    functional, environment = evidence.functional, evidence.environment
+    if functional is not None and (functional.context_bytes or functional.peer_detail is None):
+        return  # CUDA starts, whatever the fabric says of itself
+    detail = functional.peer_detail if functional is not None and functional.peer_detail else "not tried"
     waiting = [card for card in evidence.machine.cards if card.fabric_state in ("not started", "in progress")]
+    switched = environment is not None and environment.nvswitch_present and not environment.fabric_manager_running
     # Error 802: the cards hang on switches whose routes the fabric manager has not set up.
-    if "SYSTEM_NOT_READY" in functional.peer_detail or waiting:
+    if "SYSTEM_NOT_READY" in detail or waiting:
         yield Finding(
             code="fabric_manager",
             severity=Severity.ERROR,
             subject="fabric manager",
-            seen=f"{functional.peer_detail}; fabric state: {waiting[0].fabric_state if waiting else 'not known'}",
-            why="cards behind NVSwitch do not compute at all until the fabric manager runs, in the driver's own version",
-            fix=f"sudo systemctl enable --now nvidia-fabricmanager (package for driver {evidence.machine.driver_version})",
+            seen=f"CUDA: {detail}; fabric: {waiting[0].fabric_state if waiting else 'state not known'}"
+            + (", its manager does not run here" if switched else ""),
+            why="cards behind NVSwitch do not compute until the fabric manager runs, in the driver's own version",
+            fix=f"sudo systemctl enable --now nvidia-fabricmanager, of version {evidence.machine.driver_version}",
         )
-    else:
+    elif functional is not None:
         yield Finding(
             code="cuda_does_not_start",
             severity=Severity.ERROR,
             subject="CUDA",
-            seen=functional.peer_detail,
+            seen=detail,
             why="the driver lists the cards, and a program cannot use them",
             fix="sudo dmesg | grep -iE 'xid|nvrm'; in a container, start it anew with --gpus all",
         )
@@ -110,13 +113,14 @@ def disabled_without_need(evidence: Evidence) -> Iterator[Finding]:
 
 
 def matrix(evidence: Evidence) -> Iterator[Finding]:
-    collective = evidence.functional.collective if evidence.functional else None
-    for rank in collective.matrix_wrong_ranks if collective else ():
-        cards = evidence.machine.cards
+    functional = evidence.functional
+    if functional is None or functional.collective is None:
+        return
+    for rank in functional.collective.matrix_wrong_ranks:
         yield Finding(
             code="wrong_result",
             severity=Severity.ERROR,
-            subject=f"card {cards[rank].index}" if cards else "processor",
+            subject=f"card {functional.card_indices[rank]}" if functional.card_indices else "processor",
             seen="a product of small integers is not the processor's",
             why="it computes wrongly, so every answer of a model on it is suspect",
             fix="take the card out of `gpus:`; nvidia-smi -q -d ECC,ROW_REMAPPER; have it replaced",
@@ -176,6 +180,8 @@ def all_reduce_speed(evidence: Evidence) -> Iterator[Finding]:
 
 def not_run(evidence: Evidence) -> Iterator[Finding]:
     functional = evidence.functional
+    if evidence.driver_status in ("hung", "failed"):
+        return
     if functional is None or functional.collective is None:
         yield Finding(
             code="functional_not_run",
