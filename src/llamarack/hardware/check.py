@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,7 +53,10 @@ class Request:
 
 def findings(evidence: Evidence) -> tuple[Finding, ...]:
     """Worst first, and within one severity in the order of the rules."""
-    found = [finding for rule in _RULES for finding in rule(evidence)]
+    return worst_first(finding for rule in _RULES for finding in rule(evidence))
+
+
+def worst_first(found: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda finding: _WORST_FIRST.index(finding.severity)))
 
 
