@@ -42,9 +42,7 @@ ENVIRONMENT = Environment(
 )
 BUILDS = (
     EngineBuild(engine="vllm", version="0.25.1", interpreter="/opt/vllm/bin/python", cuda="13.0"),
-    EngineBuild(
-        engine="llamacpp", version="b11434", interpreter="/opt/rack/python", gpu_devices=("CUDA0", "CUDA1")
-    ),
+    EngineBuild(engine="llamacpp", version="b11434", interpreter="/opt/rack/python", gpu_devices=("CUDA0", "CUDA1")),
 )
 DISK = ModelDisk(
     path="/data/m.gguf",

@@ -45,7 +45,7 @@ def check(
     ] = True,
     json: Annotated[bool, typer.Option("--json", help="Print the record instead of text.")] = False,
 ) -> None:
-    """Find what is wrong with this machine, in less than a minute and without root; exit status 3 where something is."""
+    """Find what is wrong with this machine, within a minute and without root; exit status 3 where something is."""
     deployment = config.load(file).deployment if file is not None and file.suffix in _DEPLOYMENT_SUFFIXES else None
     request = request_of(deployment, tuple(python or ()), functional=functional)
     if file is not None and deployment is None:
