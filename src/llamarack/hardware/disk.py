@@ -10,6 +10,7 @@ import dataclasses
 import json
 import mmap
 import os
+import random
 import re
 import shutil
 import sys
@@ -95,15 +96,20 @@ def file_system_of(path: Path, root: Path = Path("/")) -> str | None:
 
 
 def cached_fraction(path: Path, samples: int = _CACHE_SAMPLES) -> float | None:
-    """Share of sampled pages that are read without waiting; None where the file system cannot tell."""
+    """Share of sampled pages that are read without waiting; None where the file system cannot tell.
+
+    A miss makes the kernel fetch that page: so read-ahead is off, and each call takes other pages than the last.
+    """
     size = path.stat().st_size
     if size == 0:
         return None
-    offsets = sorted({size * number // samples // mmap.PAGESIZE * mmap.PAGESIZE for number in range(samples)})
+    pages = range(-(-size // mmap.PAGESIZE))
+    offsets = [page * mmap.PAGESIZE for page in random.sample(pages, min(samples, len(pages)))]
     buffer = bytearray(1)
     hits = 0
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         for offset in offsets:
             try:
                 os.preadv(descriptor, [buffer], offset, os.RWF_NOWAIT)
