@@ -16,16 +16,18 @@ CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+_MARKS = ["<|im_start|>", "<|im_end|>"]
 _PIECES = ["\u2581", "e", "t", "a", "o", "i", "n", "s", "r", "h", "l", "d", "c", "u", "m"]
 _PIECES += ["\u2581t", "\u2581a", "he", "in", "er", "\u2581the", "ing", "\u2581and", "\u2581is", "hello", "\u2581hello"]
 
 
 def vocabulary() -> tuple[list[str], list[float], list[gguf.TokenType]]:
-    """Pieces, scores and types in id order: <unk>, <s>, </s>, 256 bytes, then a few merged pieces, best first."""
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *_PIECES]
+    """Pieces, scores and types in id order: <unk>, <s>, </s>, 256 bytes, merged pieces, ChatML's marks."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *_PIECES, *_MARKS]
     types = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
     types += [gguf.TokenType.BYTE] * 256 + [gguf.TokenType.NORMAL] * len(_PIECES)
-    scores = [0.0] * (3 + 256) + [-float(rank) for rank in range(len(_PIECES))]
+    types += [gguf.TokenType.CONTROL] * len(_MARKS)
+    scores = [0.0] * (3 + 256) + [-float(rank) for rank in range(len(_PIECES) + len(_MARKS))]
     return pieces, scores, types
 
 

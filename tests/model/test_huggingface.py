@@ -105,7 +105,7 @@ def test_folder_with_pickled_weights_only_is_refused_with_the_way_out(tmp_path: 
         ({"hidden_size": 128}, "shape"),
         ({"hidden_size": None}, "is missing"),
         ({"intermediate_size": "wide"}, "intermediate_size"),
-        ({"vocab_size": 32000}, "285 rows"),
+        ({"vocab_size": 32000}, "287 rows"),
         ({"num_attention_heads": 0}, "num_attention_heads"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
         ({"quantization_config": {}}, "not known"),
@@ -188,8 +188,8 @@ def test_quantization_of_an_old_gptq_folder_is_found_in_its_own_file(tmp_path: P
 def test_integer_weights_without_a_quantization_config_are_refused(tmp_path: Path) -> None:
     folder = write_tiny_huggingface(tmp_path / "m")
     tensors = {
-        "model.embed_tokens.weight": np.zeros((285, 64), np.float16),
-        "lm_head.weight": np.zeros((285, 64), np.float16),
+        "model.embed_tokens.weight": np.zeros((287, 64), np.float16),
+        "lm_head.weight": np.zeros((287, 64), np.float16),
     }
     for layer in range(2):
         tensors[f"model.layers.{layer}.mlp.up_proj.qweight"] = np.zeros((512, 64), np.int32)

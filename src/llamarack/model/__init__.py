@@ -5,6 +5,6 @@
 - `gguf_header`, `gguf`, `ggml_types`: GGUF files and split sets
 - `huggingface`, `safetensors`, `quantization`, `json_file`: Hugging Face folders
 - `tokenizer`, `tokenizer_files`, `sentencepiece`: who the tokenizer is
-- `identity`: does the tokenizer belong to the weights?
+- `identity`, `check`: does the tokenizer belong to the weights?
 - `completeness`: are all bytes there, and the ones that were published?
 """

@@ -32,6 +32,7 @@ class Family(NamedTuple):
     bos_id: int
     eos_ids: tuple[int, ...]
     add_bos: bool
+    shapes: tuple[tuple[int, ...], ...]  # hidden size, feed-forward size, layers
 
 
 @cache
@@ -48,6 +49,7 @@ def families() -> tuple[Family, ...]:
             bos_id=row["bos_id"],
             eos_ids=tuple(row["eos_ids"]),
             add_bos=row["add_bos"],
+            shapes=tuple(tuple(shape) for shape in row["shapes"]),
         )
         for row in rows["families"]
     )

@@ -106,7 +106,7 @@ def _kind(definition: Mapping[str, Any]) -> str | None:
 
 def _special_id(token: Any, ids: Mapping[str, int], configured: Any) -> int | None:
     text = token.get("content") if isinstance(token, dict) else token
-    if isinstance(text, str):
+    if isinstance(text, str) and text:  # conversions of early 2023 left the texts empty and the ids in config.json
         return ids.get(text)
     first = configured[0] if isinstance(configured, list) and configured else configured
     return first if type(first) is int and 0 <= first < 2**31 else None
