@@ -28,7 +28,10 @@ def check_identity(spec: ModelSpec, tokenizer: Path | None = None) -> tuple[Find
             raise ModelError(f"tokenizer `{path}` does not exist", hint="name a folder with tokenizer.json")
         return judge(_from_folder(spec, folder, own=tokenizer is None))
     except OSError as error:
-        raise ModelError(f"`{error.filename or path}` cannot be read: {error.strerror or error}") from error
+        raise ModelError(
+            f"`{error.filename or path}` cannot be read: {error.strerror or error}",
+            hint=f"see who may read it: `ls -lL {path}`",
+        ) from error
 
 
 def _is_gguf(path: Path) -> bool:

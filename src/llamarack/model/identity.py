@@ -242,4 +242,4 @@ def _named(evidence: Evidence) -> str:
 def _fix_key(evidence: Evidence, name: str, value: int) -> str:
     if evidence.is_gguf:
         return f"`gguf-set-metadata FILE tokenizer.ggml.{name}_token_id {value}`, or convert the model again"
-    return f"set `{name}_token` in tokenizer_config.json to the piece of id {value}, `{name}_token_id` in config.json too"
+    return f"set `{name}_token` in tokenizer_config.json to the piece of id {value}, and the id in config.json"
