@@ -6,7 +6,7 @@ clock. `None` is "did not happen" or "the server did not say".
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -91,7 +91,7 @@ class RequestRecord:
 
 def to_json_line(record: RequestRecord) -> bytes:
     """One line, newline included. Chunks are `[at_ns, tokens, kind]`."""
-    return orjson.dumps(asdict(record), option=orjson.OPT_APPEND_NEWLINE)
+    return orjson.dumps(record, default=tuple, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def from_json_line(line: bytes) -> RequestRecord:
