@@ -33,6 +33,7 @@ class Script:
     end: Literal["orderly", "fin", "reset", "hang"] = "orderly"
     status: int = 200
     content_type: str = "text/event-stream"
+    closes_after: bool = False  # promises to keep the connection and closes it all the same
 
     @property
     def tokens(self) -> list[int]:
@@ -113,7 +114,7 @@ class GoldenServer:
             writer.transport.abort()
         if script.end == "orderly" and script.framing == "chunked":
             writer.write(b"0\r\n\r\n")
-            return True
+            return not script.closes_after
         return False
 
 

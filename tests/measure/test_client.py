@@ -254,6 +254,30 @@ async def test_connection_is_kept_for_the_next_request_and_dropped_after_a_fault
         assert server.num_connections == 2
 
 
+async def test_kept_connection_closed_by_the_server_costs_no_request(monkeypatch) -> None:
+    script = Script(steps=plain_script(2).steps, closes_after=True)
+    async with golden({"m": script}, _no_wait) as (server, client):
+        # The close is hidden from the client until it has sent again: the race that a fast closed loop meets.
+        lost, held, is_lost = Connection.connection_lost, [], asyncio.Event()
+
+        def hold(connection: Connection, error: Exception | None) -> None:
+            held.append((connection, error))
+            is_lost.set()
+
+        monkeypatch.setattr(Connection, "connection_lost", hold)
+        first = await client.stream(job("m"), timeout_s=TIMEOUT_S)
+        await server.idle.wait()
+        task = asyncio.create_task(client.stream(job("m"), timeout_s=TIMEOUT_S))
+        await asyncio.wait_for(is_lost.wait(), TIMEOUT_S)
+        monkeypatch.undo()
+        lost(*held[0])
+        second = await task
+        third = await client.stream(job("m"), timeout_s=TIMEOUT_S)
+    assert [first.error_kind, second.error_kind, third.error_kind] == [None, None, None]
+    assert server.num_connections == 3
+    assert len(server.bodies) == 3
+
+
 async def test_stopped_request_is_broken_off_and_says_so(monkeypatch) -> None:
     probe = ReadProbe(monkeypatch)
     async with golden({"m": Script(steps=steps((delta("a"), 1)), end="hang")}, probe.wait) as (_, client):

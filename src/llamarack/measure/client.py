@@ -2,6 +2,9 @@
 
 `sent` is stamped on a connection that is already open: the time to open it counts from the scheduled time only, as it
 would for a client that keeps a pool. Cancelled requests close their connection, so that the server sees them go.
+
+A kept connection that closes without a byte of response was closed before the request: it is sent again on a new one,
+once, and from then on no connection is kept (llama.cpp promises `Keep-Alive: timeout=5` and closes after each stream).
 """
 
 from __future__ import annotations
@@ -57,9 +60,13 @@ class _Collector:
     def __init__(self, reply: Reply | None) -> None:
         self.reply = reply
         self.status: int | None = None
+        self.sent_ns: int | None = None
         self.first_byte_ns: int | None = None
         self.plain = bytearray()
         self.is_whole = False
+        self.renew()
+
+    def renew(self) -> None:
         self.ended_ns: int | None = None
         self.waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -82,11 +89,12 @@ class Client:
     """Owns the connections of one event loop. Not shared between loops."""
 
     def __init__(self, target: Target, *, worker: int = 0, point: int = 0, repeat: int = 0, keep_text: bool = False):
-        self._target = target
+        self.target = target
         self._ssl_context = target.ssl_context()  # reads all authorities: once, not per connection
         self._names = {"worker": worker, "point": point, "repeat": repeat}
         self._keep_text = keep_text
         self._idle: list[tuple[float, Connection]] = []
+        self._keeps_connections = True
         self.connect_s: list[float] = []
 
     async def warm_connections(self, count: int) -> None:
@@ -103,36 +111,27 @@ class Client:
         """Like `stream`; when `stop` is set the request is broken off and the record says `is_cancelled`."""
         reply = Reply(keep_text=self._keep_text)
         collector = _Collector(reply)
-        sent_ns, is_cancelled, connection = None, False, None
+        request = self._request("POST", job.path, job.body)
         try:
             async with asyncio.timeout(timeout_s):
-                connection = await self._take()
-                sent_ns = connection.send(self._request("POST", job.path, job.body), collector)
-                is_cancelled = await _stopped_before_the_end(collector, stop)
+                await self._exchange(request, collector, stop)
         except TimeoutError:
-            what = "no connection" if connection is None else "no end"
+            what = "no connection" if collector.sent_ns is None else "no end"
             reply.fail(ErrorKind.TIMEOUT, f"{what} within {timeout_s:g} s")
         except OSError as error:
             reply.fail(ErrorKind.CONNECT, f"{type(error).__name__}: {error}")
-        finally:
-            if connection is not None:
-                self._give_back(connection, is_over=collector.ended_ns is not None)
+        is_cancelled = collector.ended_ns is None and not reply.error_kind
         if collector.ended_ns is not None:
             _judge(collector, reply)
-        return self._record(job, collector, reply, sent_ns, is_cancelled)
+        return self._record(job, collector, reply, is_cancelled)
 
     async def call(self, method: str, path: str, value: Any = None, *, timeout_s: float) -> Answer:
         """A plain request with a JSON body or none. Raises OSError (also for a cut response) and TimeoutError."""
         started_s = time.monotonic()
         collector = _Collector(None)
         async with asyncio.timeout(timeout_s):
-            connection = await self._take()
-            try:
-                body = b"" if value is None else orjson.dumps(value)
-                connection.send(self._request(method, path, body), collector)
-                await collector.waiter
-            finally:
-                self._give_back(connection, is_over=collector.ended_ns is not None)
+            body = b"" if value is None else orjson.dumps(value)
+            await self._exchange(self._request(method, path, body), collector, None)
         if not collector.is_whole or collector.status is None:
             raise ConnectionResetError(f"{method} {path}: the response was cut off")
         return Answer(status=collector.status, body=bytes(collector.plain), elapsed_s=time.monotonic() - started_s)
@@ -142,28 +141,44 @@ class Client:
             connection.abort()
         self._idle.clear()
 
-    async def _take(self) -> Connection:
+    async def _exchange(self, request: bytes, collector: _Collector, stop: asyncio.Event | None) -> None:
+        """Returns at the end of the response or when `stop` is set."""
+        while True:
+            connection = self._take() or await self._connect()
+            is_kept = connection.num_requests > 0
+            try:
+                collector.sent_ns = connection.send(request, collector)
+                await _end_or_stop(collector, stop)
+            finally:
+                self._give_back(connection, is_over=collector.ended_ns is not None)
+            if not is_kept or collector.ended_ns is None or collector.first_byte_ns is not None:
+                return
+            self._keeps_connections = False
+            collector.renew()
+
+    def _take(self) -> Connection | None:
         while self._idle:
             since_s, connection = self._idle.pop()
-            if connection.is_reusable and time.monotonic() - since_s < _MAX_IDLE_S:
+            is_fresh = connection.num_requests == 0 or self._keeps_connections
+            if is_fresh and connection.is_reusable and time.monotonic() - since_s < _MAX_IDLE_S:
                 return connection
             connection.abort()
-        return await self._connect()
+        return None
 
     async def _connect(self) -> Connection:
         started_s = time.monotonic()
-        connection = await connect(self._target, self._ssl_context)
+        connection = await connect(self.target, self._ssl_context)
         self.connect_s.append(time.monotonic() - started_s)
         return connection
 
     def _give_back(self, connection: Connection, *, is_over: bool) -> None:
-        if is_over and connection.is_reusable:
+        if is_over and connection.is_reusable and self._keeps_connections:
             self._idle.append((time.monotonic(), connection))
         else:
             connection.abort()
 
     def _request(self, method: str, path: str, body: bytes) -> bytes:
-        target = self._target
+        target = self.target
         authorization = f"Authorization: Bearer {target.api_key}\r\n" if target.api_key else ""
         head = (
             f"{method} {target.base_path}{path} HTTP/1.1\r\nHost: {target.host_header}\r\n"
@@ -173,16 +188,14 @@ class Client:
             head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         return head.encode("latin-1") + b"\r\n" + body
 
-    def _record(
-        self, job: Job, collector: _Collector, reply: Reply, sent_ns: int | None, is_cancelled: bool
-    ) -> RequestRecord:
+    def _record(self, job: Job, collector: _Collector, reply: Reply, is_cancelled: bool) -> RequestRecord:
         return RequestRecord(
             index=job.index,
             **self._names,
             phase=job.phase,
             prompt_id=job.prompt_id,
             scheduled_monotonic_ns=job.scheduled_monotonic_ns,
-            sent_monotonic_ns=sent_ns,
+            sent_monotonic_ns=collector.sent_ns,
             first_byte_monotonic_ns=collector.first_byte_ns,
             first_event_monotonic_ns=reply.first_event_monotonic_ns,
             finished_monotonic_ns=collector.ended_ns or time.monotonic_ns(),
@@ -210,13 +223,12 @@ def _judge(collector: _Collector, reply: Reply) -> None:
         reply.end(is_whole=collector.is_whole)
 
 
-async def _stopped_before_the_end(collector: _Collector, stop: asyncio.Event | None) -> bool:
+async def _end_or_stop(collector: _Collector, stop: asyncio.Event | None) -> None:
     if stop is None:
         await collector.waiter
-        return False
+        return
     stopped = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait((collector.waiter, stopped), return_when=asyncio.FIRST_COMPLETED)
     finally:
         stopped.cancel()
-    return collector.ended_ns is None

@@ -10,7 +10,7 @@ import asyncio
 import socket
 import ssl
 import time
-from typing import Protocol
+from typing import Protocol, cast
 
 import httptools
 
@@ -67,8 +67,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class, only by its methods
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

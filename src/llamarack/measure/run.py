@@ -1,0 +1,333 @@
+"""A whole benchmark: ask the server, calibrate the prompts, run every level in interleaved repeats, judge, write.
+
+Repeats go level by level and then again (A B C A B C), so that a machine that warms up or slows down does not favour
+one level. An interrupted run returns what it has, marked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llamarack.errors import UsageError
+from llamarack.measure.arrivals import Arrivals
+from llamarack.measure.calibrate import choose_counter, one_token_words, usage_counter
+from llamarack.measure.client import Client
+from llamarack.measure.counters import CounterSample, sample_counters, summarize_counters
+from llamarack.measure.crew import Crew, Progress
+from llamarack.measure.load import ClosedLoop, OpenLoop, Share
+from llamarack.measure.point import Judging, Level, Measured, point_result
+from llamarack.measure.prompts import FIRST_WORD, FromFile, PromptSource, Synthetic, common_words, load_questions
+from llamarack.measure.result import (
+    RECORDS_NAME,
+    BenchResult,
+    TargetInfo,
+    Workload,
+    environment,
+    read_records,
+    write_result,
+)
+from llamarack.measure.server import Served, ask_server
+from llamarack.measure.slo import Slo
+from llamarack.measure.target import Endpoint, Target
+from llamarack.measure.worker import Order
+
+MIN_REQUESTS = 30  # supports a p90 (29) with one to spare
+REQUESTS_PER_SLOT = 10
+SLOTS_PER_WORKER = 64  # measured: see benchmarks/client_throughput.py
+RATE_PER_WORKER = 200.0
+WARM_UP_S = 5.0  # of an open loop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the user asked for. None: chosen by the rules of this file."""
+
+    target: Target
+    levels: tuple[Level, ...]
+    folder: Path
+    model: str | None = None
+    endpoint: Endpoint = Endpoint.CHAT
+    arrivals: Arrivals = Arrivals.POISSON
+    requests: int | None = None
+    duration_s: float | None = None
+    repeats: int = 1
+    prompts: str | None = None
+    input_tokens: int = 256
+    output_tokens: int = 128
+    tokenizer: Path | None = None
+    is_cache_wanted: bool = False
+    slo: Slo | None = None
+    slo_text: str | None = None
+    workers: int | None = None
+    timeout_s: float = 600.0
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """For the progress line. `total`: measured requests of this level, None for a duration."""
+
+    level: Level
+    repeat: int
+    number: int
+    num_steps: int
+    total: int | None
+    progress: Progress | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prepared:
+    served: Served
+    prompts: PromptSource
+    token_counter: str | None
+    is_fixed_length: bool
+    notes: tuple[str, ...]
+
+    @property
+    def template_tokens(self) -> int | None:
+        return self.prompts.first_word_tokens - 1 if isinstance(self.prompts, Synthetic) else None
+
+
+async def run_bench(settings: Settings, on_step: Callable[[Step], None]) -> BenchResult:
+    """Raises UsageError, NothingRunning, EngineError before the first level. Ends early, with a result, when its task
+    is cancelled after that.
+    """
+    started = environment(started_unix_s=time.time(), started_monotonic_ns=time.monotonic_ns())
+    client = Client(settings.target)
+    try:
+        prepared = await _prepare(settings, client)
+        measured, is_interrupted = await _sweep(settings, prepared, client, on_step)
+    finally:
+        client.close()
+    judging = Judging(
+        slo=settings.slo,
+        is_fixed_length=prepared.is_fixed_length,
+        is_cache_wanted=settings.is_cache_wanted,
+        template_tokens=prepared.template_tokens or 0,
+        seed=settings.seed,
+    )
+    points = tuple(
+        point_result(level, measured[number], judging)
+        for number, level in enumerate(settings.levels)
+        if measured[number]
+    )
+    result = BenchResult(
+        target=_target_info(settings, prepared),
+        environment=started,
+        workload=_workload(settings, prepared),
+        valid=bool(points) and all(point.valid for point in points) and not is_interrupted,
+        is_interrupted=is_interrupted,
+        notes=prepared.notes,
+        points=points,
+    )
+    write_result(result, settings.folder)
+    return result
+
+
+async def _prepare(settings: Settings, client: Client) -> _Prepared:
+    served = await ask_server(client, model=settings.model, endpoint=settings.endpoint)
+    notes = list(served.notes)
+    if settings.prompts is not None:
+        questions = load_questions(settings.prompts)
+        has_nonce = not settings.is_cache_wanted
+        source = FromFile(name=settings.prompts, questions=questions, seed=settings.seed, has_nonce=has_nonce)
+        return _Prepared(served=served, prompts=source, token_counter=None, is_fixed_length=False, notes=tuple(notes))
+    name, counter = await choose_counter(client, served, settings.tokenizer)
+    first_word_tokens = await usage_counter(client, served)(FIRST_WORD)
+    if first_word_tokens is None:
+        raise UsageError(
+            "the server gives no usage, so prompts of exact length cannot be checked", hint="--prompts business-en"
+        )
+    if settings.input_tokens <= first_word_tokens:
+        raise UsageError(
+            f"`--input-tokens {settings.input_tokens}`: the template alone takes {first_word_tokens - 1}",
+            hint=f"--input-tokens {first_word_tokens + 32}",
+        )
+    words = await one_token_words(counter, common_words())
+    if "fixed length" not in served.extras:
+        notes.append("the server cannot be told to ignore the end token: answers may be shorter than asked for")
+    return _Prepared(
+        served=served,
+        prompts=Synthetic(
+            input_tokens=settings.input_tokens,
+            words=words,
+            first_word_tokens=first_word_tokens,
+            seed=settings.seed,
+        ),
+        token_counter=name,
+        is_fixed_length="fixed length" in served.extras,
+        notes=tuple(notes),
+    )
+
+
+async def _sweep(
+    settings: Settings, prepared: _Prepared, client: Client, on_step: Callable[[Step], None]
+) -> tuple[list[list[Measured]], bool]:
+    """Per level its repeats; True: cancelled on the way."""
+    measured: list[list[Measured]] = [[] for _ in settings.levels]
+    num_steps = settings.repeats * len(settings.levels)
+    for step in range(num_steps):
+        repeat, point = divmod(step, len(settings.levels))
+        level = settings.levels[point]
+        total = None if settings.duration_s is not None else num_requests(settings, level)
+
+        def report(
+            progress: Progress | None, level: Level = level, total: int | None = total, number: int = step
+        ) -> None:
+            repeat = number // len(settings.levels)
+            on_step(
+                Step(level=level, repeat=repeat, number=number, num_steps=num_steps, total=total, progress=progress)
+            )
+
+        report(None)
+        one = await _level(settings, prepared, client, level, point, repeat, report)
+        measured[point].append(one)
+        if one.is_interrupted:
+            return measured, True
+    return measured, False
+
+
+async def _level(
+    settings: Settings,
+    prepared: _Prepared,
+    client: Client,
+    level: Level,
+    point: int,
+    repeat: int,
+    report: Callable[[Progress], None],
+) -> Measured:
+    records_path = settings.folder / RECORDS_NAME
+    offset = records_path.stat().st_size if records_path.exists() else 0
+    shares = shares_of(settings, prepared.served, prepared.prompts, prepared.is_fixed_length, level, point, repeat)
+    crew = Crew([Order(share=share, target=settings.target, records_path=records_path) for share in shares], report)
+    is_interrupted = False
+    async with _counters(client) as samples:
+        try:
+            workers = await crew.run(deadline_s=_deadline_s(settings, level))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+            workers, is_interrupted = crew.reports, True
+    records = tuple(read_records(records_path, offset=offset))
+    counters = summarize_counters(samples)
+    return Measured(records=records, workers=workers, counters=counters, is_interrupted=is_interrupted)
+
+
+@contextlib.asynccontextmanager
+async def _counters(client: Client) -> AsyncIterator[list[CounterSample]]:
+    samples: list[CounterSample] = []
+    task = asyncio.create_task(sample_counters(client, samples))
+    try:
+        yield samples
+    finally:
+        task.cancel()
+
+
+def num_requests(settings: Settings, level: Level) -> int:
+    if settings.requests is not None:
+        return settings.requests
+    return max(MIN_REQUESTS, REQUESTS_PER_SLOT * level.concurrency if level.concurrency is not None else MIN_REQUESTS)
+
+
+def num_workers(settings: Settings, level: Level) -> int:
+    """Enough that no process is near its limit, and one processor left for the parent."""
+    if settings.workers is not None:
+        wanted = settings.workers
+    elif level.concurrency is not None:
+        wanted = math.ceil(level.concurrency / SLOTS_PER_WORKER)
+    else:
+        wanted = math.ceil((level.rate_per_s or 0.0) / RATE_PER_WORKER)
+    most = max(1, len(os.sched_getaffinity(0)) - 1) if settings.workers is None else wanted
+    return max(1, min(wanted, most, level.concurrency or wanted))
+
+
+def shares_of(
+    settings: Settings,
+    served: Served,
+    prompts: PromptSource,
+    is_fixed_length: bool,
+    level: Level,
+    point: int,
+    repeat: int,
+) -> Sequence[Share]:
+    """Slots and requests as even as they go."""
+    workers = num_workers(settings, level)
+    total = None if settings.duration_s is not None else num_requests(settings, level)
+    shares = []
+    for worker in range(workers):
+        loop: ClosedLoop | OpenLoop
+        if level.concurrency is not None:
+            slots = _even(level.concurrency, workers, worker)
+            loop = ClosedLoop(slots=slots, requests=None if total is None else _even(total, workers, worker))
+        else:
+            rate = level.rate_per_s or 0.0
+            warm_up = math.ceil(WARM_UP_S * rate)
+            loop = OpenLoop(rate_per_s=rate, arrivals=settings.arrivals, requests=total, warm_up_requests=warm_up)
+        shares.append(
+            Share(
+                loop=loop,
+                worker=worker,
+                num_workers=workers,
+                point=point,
+                repeat=repeat,
+                served=served,
+                prompts=prompts,
+                output_tokens=settings.output_tokens,
+                is_fixed_length=is_fixed_length,
+                is_cache_wanted=settings.is_cache_wanted,
+                duration_s=settings.duration_s,
+                timeout_s=settings.timeout_s,
+                seed=settings.seed + repeat,
+            )
+        )
+    return shares
+
+
+def _even(total: int, parts: int, part: int) -> int:
+    return total // parts + (part < total % parts)
+
+
+def _deadline_s(settings: Settings, level: Level) -> float:
+    """No request may run longer than its timeout, so neither may the rounds of requests that a slot runs."""
+    if settings.duration_s is not None:
+        return settings.duration_s + 3 * settings.timeout_s + WARM_UP_S
+    requests = num_requests(settings, level)
+    if level.concurrency is not None:
+        return (math.ceil(requests / level.concurrency) + 3) * settings.timeout_s
+    return requests / (level.rate_per_s or 1.0) * 3 + WARM_UP_S * 3 + 2 * settings.timeout_s
+
+
+def _target_info(settings: Settings, prepared: _Prepared) -> TargetInfo:
+    return TargetInfo(
+        url=settings.target.url,
+        model=prepared.served.model,
+        endpoint=prepared.served.endpoint,
+        extras=prepared.served.extras,
+        round_trip_s=prepared.served.round_trip_s,
+        template_tokens=prepared.template_tokens,
+    )
+
+
+def _workload(settings: Settings, prepared: _Prepared) -> Workload:
+    is_open = any(level.rate_per_s is not None for level in settings.levels)
+    return Workload(
+        load=f"open loop, {settings.arrivals}" if is_open else "closed loop",
+        prompts=settings.prompts or "synthetic",
+        token_counter=prepared.token_counter,
+        input_tokens=None if settings.prompts else settings.input_tokens,
+        output_tokens=settings.output_tokens,
+        is_fixed_length=prepared.is_fixed_length,
+        is_cache_wanted=settings.is_cache_wanted,
+        repeats=settings.repeats,
+        workers=max(num_workers(settings, level) for level in settings.levels),
+        slo=settings.slo_text,
+        seed=settings.seed,
+    )
