@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -50,7 +51,7 @@ class Sent:
 
 @dataclass
 class GoldenServer:
-    scripts: dict[str, Script]
+    scripts: Mapping[str, Script | Callable[[dict[str, Any]], Script]]
     between: Between
     plain: dict[str, Callable[[Any], tuple[int, Any]]] = field(default_factory=dict)
     sent: list[Sent] = field(default_factory=list)
@@ -82,16 +83,18 @@ class GoldenServer:
         lengths = [line.split(":")[1] for line in head.split("\r\n") if line.lower().startswith("content-length:")]
         body = json.loads(await reader.readexactly(int(lengths[0]))) if lengths else {}
         path = head.split(" ")[1]
-        if path in self.plain:
-            status, value = self.plain[path](body)
+        if not path.endswith("/completions"):
+            status, value = self.plain[path](body) if path in self.plain else (404, {})
             data = value.encode() if isinstance(value, str) else json.dumps(value).encode()
             writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
             return True
         self.bodies.append(body)
-        return await self._play(body["model"], reader, writer)
+        script = self.scripts[body["model"]]
+        return await self._play(body["model"], script if isinstance(script, Script) else script(body), reader, writer)
 
-    async def _play(self, model: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        script = self.scripts[model]
+    async def _play(
+        self, model: str, script: Script, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
         framing = "Transfer-Encoding: chunked" if script.framing == "chunked" else "Connection: close"
         head = f"HTTP/1.1 {script.status} X\r\nContent-Type: {script.content_type}\r\n{framing}\r\n\r\n"
         writer.write(head.encode())
@@ -116,6 +119,23 @@ class GoldenServer:
             writer.write(b"0\r\n\r\n")
             return not script.closes_after
         return False
+
+
+@asynccontextmanager
+async def serving(server: GoldenServer, listener: asyncio.Server) -> AsyncIterator[int]:
+    """The port; waits at the end until the server has seen every client go."""
+    name = listener.sockets[0].getsockname()
+    try:
+        yield name[1] if isinstance(name, tuple) else 0
+    finally:
+        listener.close()
+        if server.num_connections:
+            async with asyncio.timeout(20):
+                await server.idle.wait()
+
+
+async def no_wait() -> None:
+    await asyncio.sleep(0)
 
 
 def event(value: Any) -> bytes:
@@ -149,3 +169,23 @@ def plain_script(num_tokens: int) -> Script:
     """Role event, one token an event with a running count, finish, usage, [DONE]."""
     tokens = [(delta(f" w{i}", total=i + 1), 1) for i in range(num_tokens)]
     return Script(steps=steps(ROLE, *tokens, delta(None, total=num_tokens, finish="length"), usage(num_tokens), DONE))
+
+
+TEMPLATE_TOKENS = 5
+
+
+def obedient_script(body: dict[str, Any]) -> Script:
+    """As many tokens as asked for; counts the prompt as one token a word, and five for its template."""
+    wanted, prompt_tokens = body["max_tokens"], TEMPLATE_TOKENS + len(body["messages"][0]["content"].split())
+    tokens = [(delta(f" w{i}", total=i + 1), 1) for i in range(wanted)]
+    counts = {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": wanted,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    last = event({"choices": [], "usage": counts})
+    return Script(steps=steps(ROLE, *tokens, delta(None, total=wanted, finish="length"), last, DONE))
+
+
+def models(*names: str) -> tuple[int, Any]:
+    return 200, {"object": "list", "data": [{"id": name} for name in names]}

@@ -14,7 +14,20 @@ from llamarack.measure.connection import Connection
 from llamarack.measure.metrics import per_token_s, waited_tokens
 from llamarack.measure.record import ChunkKind, ErrorKind, Phase, RequestRecord
 from llamarack.measure.target import parse_target
-from tests.measure.golden_server import DONE, ROLE, GoldenServer, Script, Sent, delta, event, plain_script, steps, usage
+from tests.measure.golden_server import (
+    DONE,
+    ROLE,
+    GoldenServer,
+    Script,
+    Sent,
+    delta,
+    event,
+    no_wait,
+    plain_script,
+    serving,
+    steps,
+    usage,
+)
 
 TIMEOUT_S = 20
 
@@ -63,16 +76,6 @@ async def golden(scripts: dict[str, Script], between) -> AsyncIterator[tuple[Gol
         client = Client(parse_target(f"http://127.0.0.1:{port}"), keep_text=True)
         yield server, client
         client.close()
-
-
-@asynccontextmanager
-async def serving(server: GoldenServer, listener: asyncio.Server) -> AsyncIterator[int]:
-    """The port; waits at the end until the server has seen every client go."""
-    name = listener.sockets[0].getsockname()
-    yield name[1] if isinstance(name, tuple) else 0
-    listener.close()
-    async with asyncio.timeout(TIMEOUT_S):
-        await server.idle.wait()
 
 
 async def ask(script: Script, monkeypatch: pytest.MonkeyPatch) -> tuple[RequestRecord, list[Sent], ReadProbe]:
@@ -239,13 +242,9 @@ async def test_refused_connection_is_a_failure_with_no_sent_time() -> None:
     assert record.sent_monotonic_ns is None
 
 
-async def _no_wait() -> None:
-    await asyncio.sleep(0)
-
-
 async def test_connection_is_kept_for_the_next_request_and_dropped_after_a_fault() -> None:
     scripts = {"good": plain_script(3), "cut": FAULTS["FIN in mid-stream"][1]}
-    async with golden(scripts, _no_wait) as (server, client):
+    async with golden(scripts, no_wait) as (server, client):
         for _ in range(3):
             assert (await client.stream(job("good"), timeout_s=TIMEOUT_S)).error_kind is None
         assert server.num_connections == 1
@@ -256,7 +255,7 @@ async def test_connection_is_kept_for_the_next_request_and_dropped_after_a_fault
 
 async def test_kept_connection_closed_by_the_server_costs_no_request(monkeypatch) -> None:
     script = Script(steps=plain_script(2).steps, closes_after=True)
-    async with golden({"m": script}, _no_wait) as (server, client):
+    async with golden({"m": script}, no_wait) as (server, client):
         # The close is hidden from the client until it has sent again: the race that a fast closed loop meets.
         lost, held, is_lost = Connection.connection_lost, [], asyncio.Event()
 
@@ -292,7 +291,7 @@ async def test_stopped_request_is_broken_off_and_says_so(monkeypatch) -> None:
 
 
 async def test_key_goes_into_the_header_and_not_into_the_repr() -> None:
-    server = GoldenServer(scripts={"m": plain_script(1)}, between=_no_wait)
+    server = GoldenServer(scripts={"m": plain_script(1)}, between=no_wait)
     listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
     async with serving(server, listener) as port:
         target = parse_target(f"http://127.0.0.1:{port}/base/v1", api_key="sk-secret")
@@ -305,7 +304,7 @@ async def test_key_goes_into_the_header_and_not_into_the_repr() -> None:
 
 
 async def test_unix_socket_carries_a_stream(tmp_path: Path) -> None:
-    server = GoldenServer(scripts={"m": plain_script(5)}, between=_no_wait)
+    server = GoldenServer(scripts={"m": plain_script(5)}, between=no_wait)
     listener = await asyncio.start_unix_server(server.handle, tmp_path / "s.sock")
     async with serving(server, listener):
         client = Client(parse_target(f"unix://{tmp_path}/s.sock"))
@@ -320,7 +319,7 @@ async def test_untrusted_certificate_is_a_failed_connection_and_a_trusted_one_ca
 ) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
-    server = GoldenServer(scripts={"m": plain_script(5)}, between=_no_wait)
+    server = GoldenServer(scripts={"m": plain_script(5)}, between=no_wait)
     listener = await asyncio.start_server(server.handle, "127.0.0.1", 0, ssl=context)
     async with serving(server, listener) as port:
         url = f"https://127.0.0.1:{port}"
@@ -335,7 +334,7 @@ async def test_untrusted_certificate_is_a_failed_connection_and_a_trusted_one_ca
 
 
 async def test_plain_call_gives_status_and_body() -> None:
-    server = GoldenServer(scripts={}, between=_no_wait, plain={"/tokenize": lambda body: (200, {"n": body["x"]})})
+    server = GoldenServer(scripts={}, between=no_wait, plain={"/tokenize": lambda body: (200, {"n": body["x"]})})
     listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
     async with serving(server, listener) as port:
         client = Client(parse_target(f"http://127.0.0.1:{port}"))

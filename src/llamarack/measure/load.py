@@ -154,7 +154,9 @@ class LoadRun:
                 if number % share.num_workers != share.worker:
                     continue
                 scheduled_ns = start_ns + round(offset_s * NANO)
-                await self._wait((scheduled_ns - time.monotonic_ns()) / NANO)
+                # Timers have a grain of 1 ms and may be early by it; no request leaves before its time.
+                while (early_ns := scheduled_ns - time.monotonic_ns()) > 0 and not self._signals.stop.is_set():
+                    await self._wait(early_ns / NANO)
                 if self._signals.stop.is_set():
                     return
                 group.create_task(self._one(scheduled_ns, self._open_phase(loop, number, scheduled_ns)))

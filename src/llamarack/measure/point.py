@@ -125,7 +125,7 @@ def point_result(level: Level, measured: Sequence[Measured], judging: Judging) -
         rate_per_s=level.rate_per_s,
         requests=len(counted),
         failures=len(failed),
-        failures_by_kind=Counter(str(record.error_kind) for record in failed),
+        failures_by_kind=dict(Counter(str(record.error_kind) for record in failed)),
         first_failure=failed[0].error_detail if failed else None,
         valid=not reasons,
         invalid_reasons=reasons,
