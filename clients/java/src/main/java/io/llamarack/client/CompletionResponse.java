@@ -1,0 +1,63 @@
+package io.llamarack.client;
+
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+
+/** A complete answer to a completion request. */
+public final class CompletionResponse extends JsonView {
+    CompletionResponse(Map<String, Object> raw) {
+        super(raw);
+    }
+
+    /**
+     * The id of the answer.
+     *
+     * @return the id
+     */
+    public String id() {
+        return requiredString("id");
+    }
+
+    /**
+     * The model that answered.
+     *
+     * @return its id
+     */
+    public String model() {
+        return requiredString("model");
+    }
+
+    /**
+     * The continuations.
+     *
+     * @return one per prompt and requested {@code n}
+     */
+    public List<CompletionChoice> choices() {
+        return objects("choices", CompletionChoice::new);
+    }
+
+    /**
+     * The token counts.
+     *
+     * @return the counts, empty when the server gave none
+     */
+    public Optional<Usage> usage() {
+        return object("usage", Usage::new);
+    }
+
+    /**
+     * The text of continuation 0.
+     *
+     * @return the text, possibly empty
+     */
+    public String text() {
+        StringBuilder text = new StringBuilder();
+        for (CompletionChoice choice : choices()) {
+            if (choice.index() == 0) {
+                text.append(choice.text());
+            }
+        }
+        return text.toString();
+    }
+}
