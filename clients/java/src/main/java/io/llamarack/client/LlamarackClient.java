@@ -119,7 +119,7 @@ public final class LlamarackClient implements AutoCloseable {
     }
 
     /**
-     * Continues a dialogue, chunk by chunk. Does not wait; cancelling the future before it completes closes the connection.
+     * Continues a dialogue, chunk by chunk. Does not wait; cancelling the pending future closes the connection.
      *
      * @param request what to ask
      * @param options limits and headers of this call
@@ -188,7 +188,7 @@ public final class LlamarackClient implements AutoCloseable {
     }
 
     /**
-     * Continues a text, chunk by chunk. Does not wait; cancelling the future before it completes closes the connection.
+     * Continues a text, chunk by chunk. Does not wait; cancelling the pending future closes the connection.
      *
      * @param request what to ask
      * @param options limits and headers of this call
