@@ -139,13 +139,21 @@ class StreamTest {
 
     @Test
     void connectionThatBreaksInTheAnswerIsTruncatedAndNotRetried() throws Exception {
+        CountDownLatch read = new CountDownLatch(1); // a reset may overtake bytes that nobody has read
         try (GoldenServer server = new GoldenServer(x -> {
-            x.startStream();
-            x.data(delta("par"));
-            x.reset();
-        })) {
-            StreamTruncatedException failure = assertThrows(StreamTruncatedException.class, () -> text(server));
-            assertTrue(List.of("", "par").contains(failure.partialText()) || failure.getCause() != null);
+                    x.startStream();
+                    x.data(delta("par"));
+                    read.await();
+                    x.reset();
+                });
+                LlamarackClient client = server.client().build();
+                ChatStream stream = client.streamChat(REQUEST)) {
+            Iterator<ChatChunk> chunks = stream.iterator();
+            chunks.next();
+            read.countDown();
+            StreamTruncatedException failure = assertThrows(StreamTruncatedException.class, chunks::hasNext);
+            assertEquals("par", failure.partialText());
+            assertTrue(failure.getCause() instanceof TransportException);
             assertEquals(1, server.requests.size());
         }
     }
@@ -193,7 +201,13 @@ class StreamTest {
 
     @Test
     void connectionIsKeptForTheNextStream() throws Exception {
-        try (GoldenServer server = new GoldenServer(x -> x.stream(delta("a"), finish("stop")));
+        try (GoldenServer server = new GoldenServer(x -> {
+                    if (x.request.line.startsWith("GET")) {
+                        x.json(200, "{}");
+                    } else {
+                        x.stream(delta("a"), finish("stop"));
+                    }
+                });
                 LlamarackClient client = server.client().build()) {
             for (int i = 0; i < 20; i++) {
                 try (ChatStream stream = client.streamChat(REQUEST)) {
