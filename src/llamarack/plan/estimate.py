@@ -28,6 +28,7 @@ class Setting:
     claimed: Mapping[int, int] = field(default_factory=dict)
     engine_version: str | None = None
     calibrations: tuple[Calibration, ...] = ()
+    is_kv_shared: bool = False
 
 
 def plan_replica(
@@ -36,7 +37,12 @@ def plan_replica(
     """`needed_sequences`: full-length sequences that a vLLM KV cache must hold; llama.cpp reserves all of its own."""
     arguments = (setting.shape, group, setting.machine, cards, held)
     if group.engine == "vllm":
-        return vllm_group.plan_replica(*arguments, setting.engine_version, needed_sequences=needed_sequences)
+        return vllm_group.plan_replica(
+            *arguments,
+            setting.engine_version,
+            needed_sequences=group.limits.sequences if setting.is_kv_shared else needed_sequences,
+            is_kv_shared=setting.is_kv_shared,
+        )
     if group.engine == "transformers":
         return torch_group.plan_replica(*arguments)
     return llamacpp_group.plan_replica(*arguments, setting.engine_version)
@@ -88,7 +94,7 @@ def _candidate(
         max_context_tokens=shown.max_context_tokens,
         predicted=_speed(setting, group, replicas, plans),
         kv_cache_bytes=shown.kv_cache_bytes,
-        gpu_memory_fraction=limits.gpu_memory_fraction if group.engine == "vllm" else None,
+        gpu_memory_fraction=shown.gpu_memory_fraction,
         kv_unified=limits.kv_unified,
         micro_batch_tokens=shown.micro_batch_tokens,
         model_path=str(spec.path),

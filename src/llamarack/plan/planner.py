@@ -27,11 +27,13 @@ def plan_group(
     engine_version: str | None = None,
     claimed_bytes: Mapping[int, int] | None = None,
     load: Load | None = None,
+    is_kv_shared: bool = False,
 ) -> Candidate:
     """What one group needs as configured; `fits` and `reasons` say whether this machine has it.
 
     `replica_count` overrides the group's; `claimed_bytes`: what other groups hold, by card index (-1: host);
-    `load`: what speed is predicted for (default: every sequence busy).
+    `load`: what speed is predicted for (default: every sequence busy); `is_kv_shared`: a vLLM KV cache of what the
+    sequences need instead of all that the memory fraction leaves, since others want the rest.
     Raises ConfigError for settings that contradict each other, HardwareError for a card that is not there.
     """
     shape = shape_of(spec)
@@ -43,6 +45,7 @@ def plan_group(
         claimed=claimed_bytes or {},
         load=load or Load(context_tokens=limits.context_tokens, concurrency=limits.sequences * count),
         engine_version=engine_version,
+        is_kv_shared=is_kv_shared,
     )
     lists = group.gpu_lists()
     if lists is not None:
@@ -69,6 +72,7 @@ def plan_model(
     engine_versions: Mapping[str, str] | None = None,
     calibrations: Sequence[Calibration] = (),
     claimed_bytes: Mapping[int, int] | None = None,
+    want_notes: bool = True,
 ) -> Plan:
     """Every way of running the model under `load`, best first, the impossible ones last with their reasons.
 
@@ -92,7 +96,7 @@ def plan_model(
         model_path=str(spec.path),
         load=load,
         candidates=ranked,
-        notes=remarks(question, ranked),
+        notes=remarks(question, ranked) if want_notes else (),
     )
 
 

@@ -101,8 +101,8 @@ def nearest(question: Question, ranked: tuple[Candidate, ...]) -> Iterator[str]:
         able = max(found, key=lambda one: (one.fits, (one.max_sequences or 0) * one.replicas), default=None)
         if able is not None and able.max_sequences:
             most = format_count(able.max_sequences * able.replicas)
-            size = format_bytes(spec.weights_bytes)
-            yield f"{spec.quantization.label} ({size} of weights) fits with --concurrency up to {most}: {describe(able)}"
+            file = f"{spec.quantization.label} ({format_bytes(spec.weights_bytes)} of weights)"
+            yield f"{file} fits with --concurrency up to {most}: {describe(able)}"
     cards = [found for found in (smallest_cards(question, (1,)), smallest_cards(question, (2, 4))) if found]
     if cards:
         yield f"these cards would do: {' or '.join(cards)}"

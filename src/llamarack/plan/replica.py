@@ -19,6 +19,7 @@ class ReplicaPlan:
     micro_batch_tokens: int | None = None
     tensor_split: tuple[float, ...] | None = None
     kv_cache_bytes: int | None = None
+    gpu_memory_fraction: float | None = None
     host_bytes: int = 0
     is_legal: bool = True  # false: no memory would help
     is_kv_scarce: bool = False  # less than 1 GiB of KV beyond what was asked

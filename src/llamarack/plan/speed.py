@@ -173,8 +173,8 @@ def _card_s(
     )
     weight_bytes = _weight_bytes(shape)
     seconds = sum(_matrix_s(placed.engine, rates, times, size, weight_bytes, tokens) for size in matrices)
-    decode_kv = streams * context * keys * placed.kv_element_bytes
-    attention = decode_kv / (data_file("speed.yaml")["attention_bandwidth"] * _bandwidth(card))
+    attention_share: float = data_file("speed.yaml")["attention_bandwidth"]
+    attention = streams * context * keys * placed.kv_element_bytes / (attention_share * _bandwidth(card))
     if tokens > streams:
         # Scores and values of a prompt: arithmetic, at half the rate of a large matrix (causal, small tiles).
         attention = max(attention, 4 * query * tokens * context / (rates.arithmetic / 2))

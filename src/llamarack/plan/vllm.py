@@ -131,7 +131,7 @@ def _rank_load(
 
 
 def graph_sizes(sequences: int) -> list[int]:
-    """Batch sizes that CUDA graphs are captured for: 1, 2, 4, by 8 from 8, by 16 from 256, up to twice the sequences."""
+    """Batch sizes that CUDA graphs are captured for: 1, 2, 4, by 8 from 8, by 16 from 256, to twice the sequences."""
     top = min(2 * sequences, 512)
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
     return [size for size in sizes if size <= top]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import floor
 
 from llamarack.config import Group
 from llamarack.hardware.machine import Card, Host, Machine
 from llamarack.plan import vllm
-from llamarack.plan.devices import device_plan, shortage
+from llamarack.plan.devices import device_plan, free_bytes, shortage
 from llamarack.plan.engine_data import Band, context_band
 from llamarack.plan.record import CardPlan, Terms
 from llamarack.plan.replica import ReplicaPlan
@@ -28,8 +29,12 @@ def plan_replica(
     engine_version: str | None,
     *,
     needed_sequences: int,
+    is_kv_shared: bool = False,
 ) -> ReplicaPlan:
-    """`needed_sequences`: how many full-length sequences the KV cache must hold at once."""
+    """`needed_sequences`: how many full-length sequences the KV cache must hold at once.
+
+    `is_kv_shared`: give it just that, and leave the rest of the fraction to others.
+    """
     constants = vllm.constants_of(engine_version)
     problems = _forbidden(shape, group, cards)
     settings = settings_of(group, cards)
@@ -39,7 +44,10 @@ def plan_replica(
     loads = _ranks(shape, settings, constants)
     contexts = [_context(device, machine, constants) for device in devices]
     needed = needed_sequences * vllm.blocks_needed(settings.context_tokens)
-    blocks, kv_problem = _blocks(group, settings, loads, devices, claimed, needed)
+    fraction = _fraction(group, devices, contexts, claimed)
+    blocks, kv_problem = _blocks(group, settings, loads, devices, fraction, needed)
+    if is_kv_shared and group.limits.kv_cache_bytes == "auto":
+        blocks = min(blocks, needed)
     planned = _planned(devices, loads, contexts, blocks, claimed, constants)
     shortages = filter(None, map(shortage, planned))
     return ReplicaPlan(
@@ -49,7 +57,8 @@ def plan_replica(
         kv_dtype=settings.kv_dtype,
         batch_tokens=settings.batch_tokens,
         kv_cache_bytes=blocks * max(load.page_bytes for load in loads),
-        is_kv_scarce=(blocks - needed) * max(load.page_bytes for load in loads) < GIB,
+        gpu_memory_fraction=fraction if cards else None,
+        is_kv_scarce=not is_kv_shared and (blocks - needed) * max(load.page_bytes for load in loads) < GIB,
         max_sequences=blocks // vllm.blocks_needed(settings.context_tokens),
         max_context_tokens=blocks // needed_sequences * vllm.BLOCK_TOKENS,
     )
@@ -84,7 +93,7 @@ def _blocks(
     settings: Settings,
     loads: Sequence[RankLoad],
     devices: Sequence[Card | Host],
-    claimed: Mapping[int, int],
+    fraction: float,
     needed: int,
 ) -> tuple[int, str | None]:
     """KV blocks of every rank, and why they are too few; without cards just what is needed."""
@@ -96,8 +105,8 @@ def _blocks(
         return needed, None
     else:
         totals = [device.memory_total_bytes for device in devices]
-        blocks = vllm.budget_blocks(loads, totals, limits.gpu_memory_fraction)
-        source = f"gpu_memory_fraction {limits.gpu_memory_fraction:g}"
+        blocks = vllm.budget_blocks(loads, totals, fraction)
+        source = f"gpu_memory_fraction {fraction:g}"
     if blocks >= needed:
         return blocks, None
     page = max(load.page_bytes for load in loads)
@@ -106,6 +115,18 @@ def _blocks(
         f"{needed // vllm.blocks_needed(settings.context_tokens)} sequences of {settings.context_tokens} tokens need "
         f"{format_bytes(needed * page)}"
     )
+
+
+def _fraction(
+    group: Group, devices: Sequence[Card | Host], contexts: Sequence[Band], claimed: Mapping[int, int]
+) -> float:
+    """The configured fraction, or less where others hold a part of a card: vLLM will not start on less free memory."""
+    fraction = group.limits.gpu_memory_fraction
+    for device, context in zip(devices, contexts, strict=True):
+        if isinstance(device, Card):
+            free = free_bytes(device, claimed) - context.high_bytes
+            fraction = min(fraction, free / vllm.cuda_total_bytes(device.memory_total_bytes))
+    return max(floor(fraction * 100 + 1e-9) / 100, 0.0)
 
 
 def _planned(

@@ -1,0 +1,267 @@
+"""`llamarack plan`: what each card will hold, how many users fit, how fast it will be, and why this split."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from llamarack import config
+from llamarack.config import Deployment, Limits, Model
+from llamarack.errors import UsageError
+from llamarack.hardware.detect import detect_machine
+from llamarack.hardware.machine import Machine
+from llamarack.model.read import read_model
+from llamarack.model.spec import ModelSpec
+from llamarack.plan import dry_run
+from llamarack.plan.catalogue import machine_of
+from llamarack.plan.deployment import deployment_of, does_not_fit, served_name
+from llamarack.plan.explain import explanation
+from llamarack.plan.gpu_split import read_gpu_split
+from llamarack.plan.machine_file import read_machine
+from llamarack.plan.planner import plan_model
+from llamarack.plan.record import CPU_INDEX, SCHEMA_VERSION, Candidate, CardPlan, Load, Plan
+from llamarack.plan.remarks import describe
+from llamarack.plan.shared import plan_deployment
+from llamarack.plan.table import columns, llama2_rows
+from llamarack.units import format_bytes, format_count, format_duration, format_rate
+
+_DEPLOYMENT_SUFFIXES = (".yaml", ".yml")
+_SHOWN = 8  # candidates of the table; --explain and --json have all
+_DEFAULT_CONTEXT_TOKENS = 4096
+
+
+def plan(
+    model: Annotated[
+        Path | None, typer.Argument(metavar="MODEL|FILE", help="A model file or folder, or a deployment file.")
+    ] = None,
+    engine: Annotated[Literal["auto", "llamacpp", "vllm"], typer.Option(help="Engine to plan for.")] = "auto",
+    gpus: Annotated[
+        str, typer.Option(help='auto (this machine), cards such as "RTX 4090 x2 + A100-80", or hardware.json.')
+    ] = "auto",
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of one sequence, prompt and output. Default: 4096.")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 4,
+    input_tokens: Annotated[int | None, typer.Option(min=1, help="Prompt length that speed is predicted for.")] = None,
+    output_tokens: Annotated[int | None, typer.Option(min=1, help="Answer length that speed is predicted for.")] = None,
+    goal: Annotated[Literal["throughput", "latency"], typer.Option(help="What to rank by.")] = "throughput",
+    kv_dtype: Annotated[str, typer.Option(help="Element type of the KV cache.")] = "f16",
+    also: Annotated[
+        list[Path] | None, typer.Option(help="The same model in another format or quantisation; may be repeated.")
+    ] = None,
+    fit_params: Annotated[
+        Path | None, typer.Option(help="llama-fit-params to compare with. Default: the one on PATH.")
+    ] = None,
+    explain: Annotated[bool, typer.Option(help="Show all candidates, formulas and sources.")] = False,
+    table: Annotated[Literal["llama2"] | None, typer.Option(help="The budget table of LLaMA-2.")] = None,
+    from_: Annotated[
+        Path | None, typer.Option("--from", help="A gpu-split.yaml: model_path, split_ratio, context_length, ...")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the record instead of a table.")] = False,
+    output: Annotated[Path | None, typer.Option("-o", help="Write a deployment file that `serve` accepts.")] = None,
+) -> None:
+    """Plan memory, speed and placement before anything is started. Exit status 4 where it does not fit."""
+    if table is not None:
+        _print_table(concurrency, json=json)
+        return
+    machine = _machine(gpus)
+    if from_ is not None:
+        _plan_split(from_, machine, concurrency, json=json, output=output, explain=explain)
+        return
+    if model is None:
+        raise UsageError("`MODEL` is missing", hint="llamarack plan model.gguf; or --table llama2")
+    if model.suffix in _DEPLOYMENT_SUFFIXES:
+        found, resolved = plan_deployment(config.load(model).deployment, machine, read_model)
+        _finish(found, resolved, json=json, output=output, explain=explain)
+        return
+    specs = [read_model(path) for path in (model, *(also or []))]
+    limits = _limits(kv_dtype)
+    one = plan_model(
+        specs[0],
+        machine,
+        _load(specs[0], context, concurrency, input_tokens, output_tokens),
+        model_name=served_name(specs[0]),
+        engines=("llamacpp", "vllm") if engine == "auto" else (engine,),
+        goal=goal,
+        others=specs[1:],
+        limits=limits,
+    )
+    if gpus == "auto":
+        _compare(one, fit_params)
+    deployment = deployment_of(one, specs, limits, base=Path.cwd()) if one.best else None
+    _finish((one,), deployment, json=json, output=output, explain=explain, specs=specs)
+
+
+def _machine(gpus: str) -> Machine:
+    if gpus == "auto":
+        return detect_machine()
+    if gpus.endswith(".json"):
+        return read_machine(Path(gpus))
+    return machine_of(gpus)
+
+
+def _limits(kv_dtype: str) -> Limits:
+    known = Limits.model_fields["kv_dtype"].annotation
+    names = getattr(known, "__args__", ())
+    if kv_dtype not in names:
+        raise UsageError(f"`--kv-dtype`: no `{kv_dtype}`", hint="one of: " + ", ".join(names))
+    return Limits(kv_dtype=kv_dtype)  # type: ignore[arg-type]  # checked the line before
+
+
+def _load(
+    spec: ModelSpec, context: int | None, concurrency: int, input_tokens: int | None, output_tokens: int | None
+) -> Load:
+    trained = spec.context_train_tokens or _DEFAULT_CONTEXT_TOKENS
+    tokens = context or min(_DEFAULT_CONTEXT_TOKENS, trained)
+    if (input_tokens or 0) + (output_tokens or 0) > tokens:
+        raise UsageError(
+            f"`--context` {tokens} is less than --input-tokens plus --output-tokens", hint="raise --context"
+        )
+    return Load(context_tokens=tokens, concurrency=concurrency, input_tokens=input_tokens, output_tokens=output_tokens)
+
+
+def _plan_split(
+    path: Path, machine: Machine, concurrency: int, *, json: bool, output: Path | None, explain: bool
+) -> None:
+    translated = read_gpu_split(path, sequences=concurrency)
+    spec = read_model(translated.path)
+    model = Model(name=served_name(spec), path=translated.path.absolute(), groups=[translated.group])
+    found, deployment = plan_deployment(Deployment(schema_version=1, models=[model]), machine, lambda _: spec)
+    _finish(found, deployment, json=json, output=output, explain=explain, specs=[spec])
+    for note in translated.notes:
+        typer.echo(note, err=True)
+
+
+def _compare(one: Plan, binary: Path | None) -> None:
+    """The engine's own dry run beside the plan, on stderr, where there is one to ask."""
+    found = binary or (Path(path) if (path := shutil.which(dry_run.BINARY)) else None)
+    best = one.best
+    if found is None or best is None or best.engine != "llamacpp":
+        return
+    rows = dry_run.dry_run(found, best, Path(best.model_path or one.model_path))
+    for line in dry_run.compared(best, rows) if rows else [f"{found} gave no answer"]:
+        typer.echo(line, err=True)
+
+
+def _finish(
+    plans: Sequence[Plan],
+    deployment: Deployment | None,
+    *,
+    json: bool,
+    output: Path | None,
+    explain: bool,
+    specs: Sequence[ModelSpec] = (),
+) -> None:
+    if json:
+        typer.echo(orjson.dumps(record(plans), option=orjson.OPT_INDENT_2))
+    else:
+        console = Console(highlight=False)
+        for one in plans:
+            _print_plan(console, one, explain=explain, specs=specs)
+    for one in plans:
+        if one.best is None:
+            raise does_not_fit(one)
+    if output is not None and deployment is not None:
+        output.write_text(config.to_yaml(deployment), encoding="utf-8")
+        typer.echo(f"wrote {output}; next: llamarack serve {output}", err=True)
+
+
+def record(plans: Sequence[Plan]) -> Any:
+    """`plan --json`: the plan itself, or with several models `{schema_version, plans}`."""
+    if len(plans) == 1:
+        return plans[0]
+    return {"schema_version": SCHEMA_VERSION, "plans": plans}
+
+
+def _print_plan(console: Console, one: Plan, *, explain: bool, specs: Sequence[ModelSpec]) -> None:
+    load = one.load
+    console.print(f"[bold]{one.model_name}[/]  {format_count(load.context_tokens)} tokens x {load.concurrency} at once")
+    fitting = [candidate for candidate in one.candidates if candidate.fits]
+    shown = one.candidates[0] if one.candidates else None
+    if shown is not None:
+        console.print(f"{'' if shown.fits else 'nearest, does not fit: '}{describe(shown)}, {shown.quantization}")
+        console.print(_cards_table(shown))
+    if one.candidates:
+        console.print(_candidates_table(one.candidates if explain else fitting[:_SHOWN]))
+    refused = [candidate for candidate in one.candidates if not candidate.fits]
+    for candidate in refused if explain or not fitting else refused[:_SHOWN]:
+        console.print(f"  not {describe(candidate)}: {'; '.join(candidate.reasons)}", style="dim", soft_wrap=True)
+    notes = (*one.notes, *(shown.reasons if shown is not None and shown.fits else ()))
+    for note in notes:
+        console.print(f"  · {note}", soft_wrap=True)
+    spec = next((spec for spec in specs if shown is not None and str(spec.path) == shown.model_path), None)
+    if explain and shown is not None and spec is not None:
+        for line in explanation(shown, spec):
+            console.print(f"  {line}", soft_wrap=True)
+
+
+_TERMS = ("weights", "kv", "compute", "graphs", "sampler", "communication", "context")
+
+
+def _cards_table(candidate: Candidate) -> Table:
+    plans = candidate.replica_plans or (candidate.cards,)
+    cards = [card for cards in plans for card in cards]
+    used = [name for name in _TERMS if any(getattr(card.terms, f"{name}_bytes") for card in cards)]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("card")
+    for name in (*used, "total", "at most", "of", "free after"):
+        table.add_column(name, justify="right")
+    for card in cards:
+        terms = [format_bytes(getattr(card.terms, f"{name}_bytes")) for name in used]
+        table.add_row(_card_name(card), *terms, *_totals(card))
+    return table
+
+
+def _card_name(card: CardPlan) -> str:
+    return card.name if card.index == CPU_INDEX else f"{card.index} {card.name}"
+
+
+def _totals(card: CardPlan) -> Iterable[str]:
+    sizes = (card.total_bytes, card.total_high_bytes, card.memory_free_bytes, card.free_after_bytes)
+    return map(format_bytes, sizes)
+
+
+def _candidates_table(candidates: Sequence[Candidate]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("", "way", "weights"):
+        table.add_column(name)
+    for name in ("tokens/s", "per token", "first token", "most at once", "longest"):
+        table.add_column(name, justify="right")
+    for candidate in candidates:
+        speed = candidate.predicted
+        most = None if candidate.max_sequences is None else candidate.max_sequences * candidate.replicas
+        table.add_row(
+            ("tight" if candidate.tight else "fits") if candidate.fits else "no",
+            describe(candidate),
+            candidate.quantization or "",
+            format_rate(speed.tokens_per_s, "").strip(),
+            format_duration(speed.per_token_s),
+            format_duration(speed.first_token_s),
+            format_count(most),
+            format_count(candidate.max_context_tokens),
+        )
+    return table
+
+
+def _print_table(sequences: int, *, json: bool) -> None:
+    rows = llama2_rows(sequences)
+    if json:
+        typer.echo(orjson.dumps({"schema_version": SCHEMA_VERSION, "cards": columns(), "rows": rows}))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("model", "precision", "engine", "file"):
+        table.add_column(name)
+    for name in ("weights", f"KV, {sequences} x 4096", "rest", "total", "at most", *columns()):
+        table.add_column(name, justify="right")
+    for row in rows:
+        rest = row.total_bytes - row.terms.weights_bytes - row.terms.kv_bytes
+        sizes = (row.terms.weights_bytes, row.terms.kv_bytes, rest, row.total_bytes, row.total_high_bytes)
+        table.add_row(row.model, row.precision, row.engine, row.quantization, *map(format_bytes, sizes), *row.verdicts)
+    Console(highlight=False).print(table)
