@@ -26,6 +26,7 @@ from llamarack.plan.explain import explanation
 from llamarack.plan.gpu_split import read_gpu_split
 from llamarack.plan.machine_file import read_machine
 from llamarack.plan.planner import plan_model
+from llamarack.plan.ranking import FORMATS
 from llamarack.plan.record import CPU_INDEX, SCHEMA_VERSION, Candidate, CardPlan, Load, Plan
 from llamarack.plan.remarks import describe
 from llamarack.plan.shared import plan_deployment
@@ -48,7 +49,7 @@ def plan(
     context: Annotated[
         int | None, typer.Option(min=1, help="Tokens of one sequence, prompt and output. Default: 4096.")
     ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 4,
+    concurrency: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 5,
     input_tokens: Annotated[int | None, typer.Option(min=1, help="Prompt length that speed is predicted for.")] = None,
     output_tokens: Annotated[int | None, typer.Option(min=1, help="Answer length that speed is predicted for.")] = None,
     goal: Annotated[Literal["throughput", "latency"], typer.Option(help="What to rank by.")] = "throughput",
@@ -82,6 +83,11 @@ def plan(
         _finish(found, resolved, json=json, output=output, explain=explain)
         return
     specs = [read_model(path) for path in (model, *(also or []))]
+    if engine != "auto" and all(spec.format is not FORMATS[engine] for spec in specs):
+        raise UsageError(
+            f"`--engine {engine}` reads {FORMATS[engine]}, `{model}` is {specs[0].format}",
+            hint=f"--also /path/to/the/{FORMATS[engine]}/model",
+        )
     limits = _limits(kv_dtype)
     one = plan_model(
         specs[0],
@@ -188,11 +194,12 @@ def _print_plan(console: Console, one: Plan, *, explain: bool, specs: Sequence[M
     if shown is not None:
         console.print(f"{'' if shown.fits else 'nearest, does not fit: '}{describe(shown)}, {shown.quantization}")
         console.print(_cards_table(shown))
-    if one.candidates:
+    if fitting or explain:
         console.print(_candidates_table(one.candidates if explain else fitting[:_SHOWN]))
     refused = [candidate for candidate in one.candidates if not candidate.fits]
     for candidate in refused if explain or not fitting else refused[:_SHOWN]:
-        console.print(f"  not {describe(candidate)}: {'; '.join(candidate.reasons)}", style="dim", soft_wrap=True)
+        reasons = candidate.reasons if explain else candidate.reasons[:1]
+        console.print(f"  not {describe(candidate)}: {'; '.join(reasons)}", style="dim", soft_wrap=True)
     notes = (*one.notes, *(shown.reasons if shown is not None and shown.fits else ()))
     for note in notes:
         console.print(f"  · {note}", soft_wrap=True)

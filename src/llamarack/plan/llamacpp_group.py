@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from llamarack.config import Group, Limits
-from llamarack.hardware.machine import Card, Machine
+from llamarack.hardware.machine import Card, Host, Machine
 from llamarack.model.spec import ModelFormat
 from llamarack.plan import llamacpp
 from llamarack.plan.devices import device_plan, free_bytes, shortage
@@ -57,16 +57,18 @@ def plan_replica(
 ) -> ReplicaPlan:
     settings = settings_of(shape, group)
     build = build_number(engine_version)
-    problems = list(_forbidden(shape, group, cards))
+    problems = _forbidden(shape, group, cards)
+    if problems:
+        return _refused(settings, cards or [machine.host], claimed, problems)
     if not cards:
-        return _on_cpu(shape, settings, machine, claimed, build, problems)
+        return _on_cpu(shape, settings, machine, claimed, build)
     law = llamacpp_law("cuda", build)
     contexts = [
         context_band("llamacpp.yaml", "cuda", card=card.name, driver=machine.driver_version, build=build or law.build)
         for card in cards
     ]
     shares, share_problem = _shares(shape, group, settings, law, contexts, cards, claimed)
-    problems += [share_problem] if share_problem else []
+    problems = [share_problem] if share_problem else []
     loads, host_bytes = llamacpp.on_cards(shape, settings, law, shares)
     planned = tuple(
         device_plan(card, _terms(load, context), _high(load, context, law), claimed)
@@ -95,7 +97,6 @@ def _on_cpu(
     machine: Machine,
     claimed: Mapping[int, int],
     build: int | None,
-    problems: list[str],
 ) -> ReplicaPlan:
     law = llamacpp_law("cpu", build)
     context = context_band("llamacpp.yaml", "cpu", card=None, driver=None, build=law.build)
@@ -104,11 +105,24 @@ def _on_cpu(
     short = shortage(planned)
     return ReplicaPlan(
         cards=(planned,),
-        problems=(*problems, *([short] if short else [])),
+        problems=(short,) if short else (),
         notes=_unverified(law),
         kv_dtype=settings.kv_dtype,
         batch_tokens=settings.batch_tokens,
         micro_batch_tokens=settings.micro_batch_tokens,
+    )
+
+
+def _refused(
+    settings: Settings, devices: Sequence[Card | Host], claimed: Mapping[int, int], problems: list[str]
+) -> ReplicaPlan:
+    return ReplicaPlan(
+        cards=tuple(device_plan(device, Terms(), 0, claimed) for device in devices),
+        problems=tuple(problems),
+        kv_dtype=settings.kv_dtype,
+        batch_tokens=settings.batch_tokens,
+        micro_batch_tokens=settings.micro_batch_tokens,
+        is_legal=False,
     )
 
 
@@ -171,6 +185,8 @@ def _forbidden(shape: ModelShape, group: Group, cards: Sequence[Card]) -> list[s
 
 def _notes(shape: ModelShape, group: Group, law: ComputeLaw, contexts: Sequence[Band]) -> tuple[str, ...]:
     notes = list(_unverified(law))
+    if group.split_mode == "tensor" and len(contexts) > 1:
+        notes.append("split_mode tensor is experimental in llama.cpp: measure it against layer before relying on it")
     if not all(context.measured for context in contexts):
         notes.append("the context constant of this card, driver and build was not measured: a band is used")
     if group.gpu_layers != "all" and group.gpu_layers <= shape.spec.layers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Literal
@@ -43,10 +43,9 @@ def ranked_candidates(question: Question, *, want_limits: bool = True) -> tuple[
     `want_limits`: fill `max_sequences` and `max_context_tokens`, which llama.cpp's are searched for.
     """
     found: list[tuple[Candidate, float]] = []
-    for shape in question.shapes:
-        for engine in question.engines:
-            if FORMATS[engine] is not shape.spec.format:
-                continue
+    for engine in question.engines:
+        readable = [shape for shape in question.shapes if FORMATS[engine] is shape.spec.format]
+        for shape in readable or question.shapes[:1]:
             setting = Setting(
                 shape=shape,
                 machine=question.machine,
@@ -56,7 +55,12 @@ def ranked_candidates(question: Question, *, want_limits: bool = True) -> tuple[
                 calibrations=question.calibrations,
             )
             bits = 8 * shape.decode_bytes / shape.decode_parameters
-            found += [(one, bits) for one in _candidates(setting, engine, question.limits, want_limits=want_limits)]
+            ways = list(placement.ways(engine, question.machine, question.load.concurrency))
+            found += [
+                (candidate, bits)
+                # an engine that can read none of the files is shown once, refused
+                for candidate in _candidates(setting, ways if readable else ways[:1], question.limits, want_limits)
+            ]
     finest: dict[str, float] = {}
     for candidate, bits in found:
         if candidate.fits and not candidate.tight:
@@ -68,11 +72,11 @@ def ranked_candidates(question: Question, *, want_limits: bool = True) -> tuple[
     return tuple(candidate for candidate, _ in ordered)
 
 
-def _candidates(setting: Setting, engine: str, limits: Limits, *, want_limits: bool) -> list[Candidate]:
+def _candidates(setting: Setting, ways: Sequence[Way], limits: Limits, want_limits: bool) -> list[Candidate]:
     found = []
     load = setting.load
     refused: set[tuple[str, ...]] = set()
-    for way in placement.ways(engine, setting.machine, load.concurrency):
+    for way in ways:
         group = _group(way, load, limits)
         candidate = estimate(setting, group, way.replicas, needed_sequences=group.limits.sequences)
         cards = way.replicas[0]
@@ -111,10 +115,13 @@ def _group(way: Way, load: Load, limits: Limits) -> Group:
 
 
 def _rank(candidate: Candidate, goal: Goal, *, is_coarser: bool) -> tuple[float, ...]:
-    """Comfortable before tight before impossible; finer weights before coarser; then the goal; then fewer cards."""
+    """Comfortable before tight before impossible; finer weights before coarser; what the engine calls experimental
+    last; then the goal; then fewer cards.
+    """
     predicted = candidate.predicted
     cards = sum(map(len, candidate.replica_cards))
     speed = -(predicted.tokens_per_s or 0.0)
     if goal == "latency":
         speed = predicted.per_token_s if predicted.per_token_s is not None else float("inf")
-    return (not candidate.fits, candidate.tight, is_coarser, speed, cards)
+    is_experimental = candidate.split_mode == "tensor" and cards > candidate.replicas
+    return (not candidate.fits, candidate.tight, is_coarser, is_experimental, speed, cards)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from llamarack.model.spec import ModelFormat, ModelSpec
 from llamarack.plan.catalogue import catalogue, machine_of
-from llamarack.plan.ranking import FORMATS, Question, ranked_candidates
+from llamarack.plan.ranking import Question, ranked_candidates
 from llamarack.plan.record import Candidate
 from llamarack.plan.reference import Dimensions, gguf_spec, safetensors_spec
 from llamarack.plan.shape import ModelShape, shape_of
@@ -144,11 +144,3 @@ def smallest_cards(question: Question, counts: tuple[int, ...]) -> str | None:
         if any(one.fits for one in ranked_candidates(asked, want_limits=False)):
             return f"{name} x{count}" if count > 1 else name
     return None
-
-
-def unreadable(question: Question) -> str | None:
-    """Why no engine of the question can read the model's files; None where one can."""
-    formats = {shape.spec.format for shape in question.shapes}
-    if any(FORMATS[engine] in formats for engine in question.engines):
-        return None
-    return f"{' and '.join(question.engines)} cannot read {' and '.join(sorted(formats))}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from math import ceil
+from math import ceil, hypot
 
 from llamarack.hardware.machine import Card
 from llamarack.plan.catalogue import find_card
@@ -53,7 +53,7 @@ class _Card:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Times:
+class EngineTimes:
     engine: str
     version: str
     kernel_us: float
@@ -67,7 +67,7 @@ class _Times:
 
 def predict(shape: ModelShape, placed: Placed, load: Load, replicas: int) -> Predicted:
     """At `load.concurrency` spread over `replicas`; all None where a card's rates are not known."""
-    times = _times(placed.engine, placed.engine_version)
+    times = engine_times(placed.engine, placed.engine_version)
     rates = [_rates(card) for cards, _ in placed.stages for card in cards]
     if times is None or not rates or None in rates:
         return Predicted(first_token_s=None, per_token_s=None, tokens_per_s=None)
@@ -103,7 +103,7 @@ def calibrated(predicted: Predicted, calibration: Calibration | None) -> Predict
     )
 
 
-def decode_step_s(shape: ModelShape, placed: Placed, times: _Times, streams: float, context: float) -> float:
+def decode_step_s(shape: ModelShape, placed: Placed, times: EngineTimes, streams: float, context: float) -> float:
     """One token for each of `streams`. Stages follow one another; with several, streams are dealt over them."""
     stages = len(placed.stages)
     dealt = streams if placed.engine == "llamacpp" else max(streams / stages, 1.0)
@@ -115,7 +115,7 @@ def decode_step_s(shape: ModelShape, placed: Placed, times: _Times, streams: flo
     return cycle + times.step_us * 1e-6 + streams * times.request_us * 1e-6
 
 
-def _first_token_s(shape: ModelShape, placed: Placed, times: _Times, streams: float, prompt: int) -> float:
+def _first_token_s(shape: ModelShape, placed: Placed, times: EngineTimes, streams: float, prompt: int) -> float:
     """The median request's: half of the chunks that all prompts make, then what each arrival costs the host."""
     tokens = streams * prompt
     chunks = ceil(tokens / placed.batch_tokens)
@@ -130,7 +130,7 @@ def _first_token_s(shape: ModelShape, placed: Placed, times: _Times, streams: fl
 
 
 def _stage_s(
-    shape: ModelShape, placed: Placed, times: _Times, stage: int, *, tokens: float, streams: float, context: float
+    shape: ModelShape, placed: Placed, times: EngineTimes, stage: int, *, tokens: float, streams: float, context: float
 ) -> float:
     """All layers of one stage for a batch of `tokens`, of `streams` sequences that look back over `context` each."""
     spec = shape.spec
@@ -151,7 +151,7 @@ _GRAPH_TOKENS = 512  # largest captured batch, vLLM 0.33.0
 def _card_s(
     shape: ModelShape,
     placed: Placed,
-    times: _Times,
+    times: EngineTimes,
     card: Card,
     degree: int,
     tokens: float,
@@ -181,14 +181,14 @@ def _card_s(
     return seconds + attention + (times.attention_us + times.layer_us) * 1e-6
 
 
-def _head_s(shape: ModelShape, times: _Times, card: Card, degree: int, rows: float) -> float:
+def _head_s(shape: ModelShape, times: EngineTimes, card: Card, degree: int, rows: float) -> float:
     rates = _rates(card)
     assert rates is not None
     size = shape.spec.vocab_size * shape.spec.hidden_size
     return _matrix_s("head", rates, times, size / degree, shape.head_bytes / size, rows)
 
 
-def _matrix_s(engine: str, rates: _Card, times: _Times, weights: float, weight_bytes: float, rows: float) -> float:
+def _matrix_s(engine: str, rates: _Card, times: EngineTimes, weights: float, weight_bytes: float, rows: float) -> float:
     arithmetic, unpack = rates.arithmetic, 0.0
     bits = weight_bytes * 8
     if engine == "llamacpp":
@@ -197,7 +197,7 @@ def _matrix_s(engine: str, rates: _Card, times: _Times, weights: float, weight_b
         if bits < _QUANTIZED_PREFILL_BITS:
             arithmetic *= constants["llamacpp_arithmetic"]["quantized_factor"]
             unpack = weights * constants["unpack_ps"][8 if bits > 6 else 4] * 1e-12
-    reading = weights * weight_bytes / rates.bandwidth + unpack
+    reading = hypot(weights * weight_bytes / rates.bandwidth, unpack)
     return max(reading, 2 * rows * weights / arithmetic) + times.kernel_us * 1e-6
 
 
@@ -215,9 +215,9 @@ def _bandwidth(card: Card) -> float:
 
 
 @cache
-def _times(engine: str, version: str | None) -> _Times | None:
+def engine_times(engine: str, version: str | None) -> EngineTimes | None:
     """Of `version`, else the nearest older one (the oldest if none is older); None: an engine never measured."""
-    rows = [_Times(**row) for row in data_file("speed.yaml")["engines"] if row["engine"] == engine]
+    rows = [EngineTimes(**row) for row in data_file("speed.yaml")["engines"] if row["engine"] == engine]
     if not rows:
         return None
     rows.sort(key=lambda row: version_key(row.version))
