@@ -136,11 +136,13 @@ class Crew:
         for process in self._processes:
             if process.stdin is not None:
                 process.stdin.close()
-        if listeners:
-            await asyncio.wait(listeners, timeout=_STOP_TIMEOUT_S)
-        for process in self._processes:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        for listener in listeners:
-            listener.cancel()
+        try:
+            if listeners:
+                await asyncio.wait(listeners, timeout=_STOP_TIMEOUT_S)
+        finally:  # also when a second Ctrl-C cancels this wait
+            for listener in listeners:
+                listener.cancel()
+            for process in self._processes:
+                if process.returncode is None:
+                    process.kill()
+            await asyncio.gather(*(process.wait() for process in self._processes))

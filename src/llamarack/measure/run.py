@@ -213,7 +213,7 @@ async def _level(
             workers = await crew.run(deadline_s=_deadline_s(settings, level))
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if task is not None:
+            while task is not None and task.cancelling():
                 task.uncancel()
             workers, is_interrupted = crew.reports, True
     records = tuple(read_records(records_path, offset=offset))
