@@ -1,0 +1,159 @@
+"""`llamarack bench URL`: measure an OpenAI-compatible server, print a table, leave records and a report."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+
+from llamarack.cli.bench_progress import BenchProgress
+from llamarack.errors import UsageError
+from llamarack.measure.arrivals import Arrivals
+from llamarack.measure.point import Level
+from llamarack.measure.result import BenchResult, new_folder, to_json
+from llamarack.measure.run import Settings, run_bench
+from llamarack.measure.slo import parse_slo
+from llamarack.measure.target import Endpoint, parse_target
+from llamarack.report.terminal import print_bench
+from llamarack.report.write import write_bench_report
+from llamarack.units import parse_duration_s
+
+Number = TypeVar("Number", int, float)
+_EXIT_INVALID, _EXIT_INTERRUPTED, _EXIT_TERMINATED = 7, 130, 143
+
+
+def bench(
+    target: Annotated[str, typer.Argument(help="URL of the server, with or without /v1; unix:///path for a socket")],
+    model: Annotated[str | None, typer.Option(help="default: the only one that is served")] = None,
+    endpoint: Annotated[Endpoint, typer.Option(help="chat or completions")] = Endpoint.CHAT,
+    concurrency: Annotated[str, typer.Option(help="closed loop: requests at once, a list")] = "1,8",
+    rate: Annotated[str | None, typer.Option(help="open loop instead: requests per second, a list")] = None,
+    arrivals: Annotated[Arrivals, typer.Option(help="of an open loop: poisson or constant")] = Arrivals.POISSON,
+    requests: Annotated[int | None, typer.Option(min=1, help="per level; default: 30, or 10 x concurrency")] = None,
+    duration: Annotated[str | None, typer.Option(help="per level instead, such as 60s or 5m")] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="of the whole sweep, interleaved; 3 give an interval")] = 1,
+    input_tokens: Annotated[int, typer.Option(min=1, help="of each prompt, template included")] = 256,
+    output_tokens: Annotated[int, typer.Option(min=1, help="of each answer; with --prompts at most")] = 128,
+    prompts: Annotated[str | None, typer.Option(help="JSON lines with `prompt`, business-zh or business-en")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json to count prompts with")] = None,
+    warm_cache: Annotated[bool, typer.Option("--warm-cache", help="let the server reuse prompts")] = False,
+    slo: Annotated[str | None, typer.Option(help="promise in ms for goodput: ttft:500,tpot:50,e2el:9000")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="client processes; default: by load")] = None,
+    timeout: Annotated[str, typer.Option(help="of one request")] = "10m",
+    seed: Annotated[int | None, typer.Option(help="of prompts and arrivals; default: fresh, so no cache helps")] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="default: LLAMARACK_API_KEY or OPENAI_API_KEY")] = None,
+    ca_file: Annotated[Path | None, typer.Option(help="authority of an https target")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="new folder for records and report")] = None,
+    json: Annotated[bool, typer.Option("--json", help="print the result record")] = False,
+) -> None:
+    """Measure a server under load; exit code 7 when the run proves nothing."""
+    settings = Settings(
+        target=parse_target(target_url(target), api_key=read_key(api_key_file), ca_file=ca_file),
+        levels=levels(concurrency, rate),
+        folder=new_folder(output),
+        model=model,
+        endpoint=endpoint,
+        arrivals=arrivals,
+        requests=requests,
+        duration_s=None if duration is None else seconds("--duration", duration),
+        repeats=repeat,
+        prompts=prompts,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        tokenizer=tokenizer,
+        is_cache_wanted=warm_cache,
+        slo=None if slo is None else parse_slo(slo),
+        slo_text=slo,
+        workers=workers,
+        timeout_s=seconds("--timeout", timeout),
+        seed=secrets.randbits(32) if seed is None else seed,
+    )
+    result, exit_code = asyncio.run(_run(settings))
+    written = write_bench_report(result, settings.folder)
+    if json:
+        sys.stdout.buffer.write(to_json(result))
+        sys.stdout.flush()
+    else:
+        print_bench(result, Console())
+    Console(stderr=True).print(f"report: {written}", highlight=False, soft_wrap=True)
+    raise typer.Exit(exit_code)
+
+
+async def _run(settings: Settings) -> tuple[BenchResult, int]:
+    """Ctrl-C and SIGTERM end the run early; what was measured is kept."""
+    received: list[int] = []
+    task = asyncio.current_task()
+    assert task is not None
+
+    def stop(exit_code: int) -> None:
+        received.append(exit_code)
+        task.cancel()
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, stop, _EXIT_INTERRUPTED)
+    loop.add_signal_handler(signal.SIGTERM, stop, _EXIT_TERMINATED)
+    try:
+        with BenchProgress(settings, Console(stderr=True)) as progress:
+            result = await run_bench(settings, progress.on_step)
+    except asyncio.CancelledError:
+        raise typer.Exit(received[0] if received else _EXIT_INTERRUPTED) from None
+    return result, received[0] if received else 0 if result.valid else _EXIT_INVALID
+
+
+def target_url(target: str) -> str:
+    """Raises UsageError for what is no URL."""
+    if "://" in target:
+        return target
+    if Path(target).exists():
+        raise UsageError(
+            f"`{target}` is a file; bench measures a running server",
+            hint=f"llamarack serve {target}, then llamarack bench http://127.0.0.1:8080",
+        )
+    raise UsageError(f"`{target}` is neither a URL nor a file", hint=f"llamarack bench http://{target}")
+
+
+def levels(concurrency: str, rate: str | None) -> tuple[Level, ...]:
+    if rate is not None:
+        return tuple(Level(rate_per_s=_number("--rate", part, float)) for part in rate.split(","))
+    return tuple(Level(concurrency=_number("--concurrency", part, int)) for part in concurrency.split(","))
+
+
+def _number(option: str, text: str, kind: type[Number]) -> Number:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = kind(0)
+    if not 0 < value < 1_000_000:
+        raise UsageError(f"`{option}` `{text}` is not a number above 0", hint=f"{option} 1,8,64")
+    return value
+
+
+def seconds(option: str, text: str) -> float:
+    try:
+        value = parse_duration_s(text)
+    except ValueError as error:
+        raise UsageError(f"`{option}`: {error}") from error
+    if value <= 0:
+        raise UsageError(f"`{option}` must be above 0; `{text}` given", hint=f"{option} 60s")
+    return value
+
+
+def read_key(path: Path | None) -> str | None:
+    """From the file, else from the environment; one line of visible ASCII."""
+    if path is None:
+        key = os.environ.get("LLAMARACK_API_KEY") or os.environ.get("OPENAI_API_KEY") or None
+    else:
+        try:
+            key = path.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"`--api-key-file {path}`: cannot be read", hint=f"ls -l {path}") from error
+    if key is not None and not (key.isascii() and key.isprintable() and key and " " not in key):
+        raise UsageError("the API key is not one word of visible characters", hint="--api-key-file FILE")
+    return key

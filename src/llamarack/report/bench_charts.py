@@ -1,0 +1,166 @@
+"""Which charts a bench result has: rates and waiting against load, spread of the per-token time, course in time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from llamarack.measure.knee import KNEE_FRACTION, knee
+from llamarack.measure.metrics import NANO, per_token_s, request_times, tokens_in_window
+from llamarack.measure.point import PointResult, window_ns
+from llamarack.measure.record import Phase, RequestRecord
+from llamarack.measure.result import BenchResult
+from llamarack.report.bench_rows import load_name
+from llamarack.report.chart import Chart, Line, Point
+from llamarack.units import format_duration
+
+_MAX_DOTS = 2000  # per line; a report of a long run stays small enough to open
+_NUM_BINS = 60
+
+
+def bench_charts(result: BenchResult, records: Sequence[RequestRecord]) -> tuple[Chart, ...]:
+    by_point: dict[int, list[RequestRecord]] = {}
+    for record in records:
+        by_point.setdefault(record.point, []).append(record)
+    named = [(load_name(point), by_point.get(number, [])) for number, point in enumerate(result.points)]
+    return (
+        throughput(result.points),
+        first_token(result.points),
+        per_token_spread(named),
+        pareto(result.points),
+        *(chart for name, kept in named for chart in course(name, kept)),
+    )
+
+
+def _load(point: PointResult) -> float:
+    return float(point.concurrency if point.concurrency is not None else point.rate_per_s or 0.0)
+
+
+def _x_label(points: Sequence[PointResult]) -> str:
+    return "requests per second" if any(point.rate_per_s is not None for point in points) else "requests at once"
+
+
+def _knee_mark(points: Sequence[PointResult]) -> tuple[tuple[float, str], ...]:
+    at = knee([_load(point) for point in points], [point.output_tokens_per_s for point in points])
+    if at is None:
+        return ()
+    return ((_load(points[at]), f"knee: {KNEE_FRACTION:.0%} of the best rate"),)
+
+
+def throughput(points: Sequence[PointResult]) -> Chart:
+    known = [(_load(p), p.output_tokens_per_s, p.output_tokens_per_s_interval) for p in points]
+    line = Line(
+        name="output tokens/s",
+        points=tuple((load, rate) for load, rate, _ in known if rate is not None),
+        whiskers=tuple((load, i.low, i.high) for load, rate, i in known if rate is not None and i is not None),
+    )
+    return Chart(
+        title="Output tokens per second, with 95 % intervals",
+        x_label=_x_label(points),
+        y_label="tokens/s",
+        lines=(line,),
+        x_is_log=True,
+        marks=_knee_mark(points),
+    )
+
+
+def first_token(points: Sequence[PointResult]) -> Chart:
+    def line(name: str) -> Line:
+        values = [
+            (_load(p), getattr(p.metrics.ttft_s if p.rate_per_s is None else p.metrics.ttft_from_scheduled_s, name))
+            for p in points
+        ]
+        return Line(name=name, points=tuple((load, value) for load, value in values if value is not None))
+
+    return Chart(
+        title="First token",
+        x_label=_x_label(points),
+        y_label="time",
+        lines=(line("p50"), line("p90")),
+        x_is_log=True,
+        format_y=format_duration,
+        marks=_knee_mark(points),
+    )
+
+
+def per_token_spread(named: Sequence[tuple[str, Sequence[RequestRecord]]]) -> Chart:
+    lines = []
+    for name, records in named:
+        measured = (r for r in records if r.phase is Phase.MEASURED and not r.is_failure)
+        lines.append(
+            Line(name=name, points=ecdf([v for r in measured if (v := per_token_s(r)) is not None]), style="step")
+        )
+    return Chart(
+        title="Per-token time: share of requests at or below",
+        x_label="time per token",
+        y_label="share",
+        lines=tuple(lines),
+        x_from_zero=False,
+        format_x=format_duration,
+        format_y="{:.0%}".format,
+    )
+
+
+def ecdf(values: Sequence[float]) -> tuple[Point, ...]:
+    """Starts at share 0, so that the first step is seen; thinned to `_MAX_DOTS` for large samples."""
+    if not values:
+        return ()
+    ordered, n = sorted(values), len(values)
+    stride = max(1, n // _MAX_DOTS)
+    kept = [*range(0, n - 1, stride), n - 1]
+    return ((ordered[0], 0.0), *((ordered[i], (i + 1) / n) for i in kept))
+
+
+def pareto(points: Sequence[PointResult]) -> Chart:
+    line = Line(
+        name="load levels",
+        points=tuple(
+            (1 / p.metrics.per_token_s.p50, p.output_tokens_per_s)
+            for p in points
+            if p.metrics.per_token_s.p50 and p.output_tokens_per_s is not None
+        ),
+    )
+    return Chart(
+        title="One user against all users",
+        x_label="tokens/s of one user (1 / per-token p50)",
+        y_label="tokens/s of all",
+        lines=(line,),
+    )
+
+
+def course(name: str, records: Sequence[RequestRecord]) -> tuple[Chart, ...]:
+    """Of the level's first repeat: its rate and its first-token times along its window."""
+    first = [record for record in records if record.repeat == 0]
+    window = window_ns(first)
+    if window is None:
+        return ()
+    start, end = window
+    edges = [start + (end - start) * i // _NUM_BINS for i in range(_NUM_BINS + 1)]
+    bin_s = (end - start) * NANO / _NUM_BINS
+    rates = []
+    for low, high in pairwise(edges):
+        tokens = tokens_in_window(first, low, high)
+        if tokens is not None:
+            rates.append(((low - start) * NANO, tokens / bin_s))
+    waits = [
+        ((r.sent_monotonic_ns - start) * NANO, times)
+        for r in first
+        if r.phase is Phase.MEASURED and not r.is_failure and r.sent_monotonic_ns is not None
+        and (times := request_times(r).first_token_s) is not None
+    ]  # fmt: skip
+    thinned = waits[:: max(1, len(waits) // _MAX_DOTS)]
+    return (
+        Chart(
+            title=f"Rate along the run, {name}",
+            x_label="seconds",
+            y_label="tokens/s",
+            lines=(Line(name="tokens/s", points=tuple(rates), style="step"),),
+        ),
+        Chart(
+            title=f"First token along the run, {name}",
+            x_label="seconds (when sent)",
+            y_label="time",
+            lines=(Line(name="first token", points=tuple(thinned), style="dots"),),
+            format_y=format_duration,
+        ),
+    )

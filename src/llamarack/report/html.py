@@ -1,0 +1,32 @@
+"""One self-contained page: no script, no font, no picture and no style from anywhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from llamarack.measure.record import RequestRecord
+from llamarack.measure.result import BenchResult, to_json
+from llamarack.report.bench_charts import bench_charts
+from llamarack.report.bench_rows import detail, other_tools, overview, reasons, setting
+from llamarack.report.chart import svg
+
+
+def bench_html(result: BenchResult, records: Sequence[RequestRecord]) -> str:
+    environment = Environment(
+        loader=PackageLoader("llamarack.report", "assets"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    started = datetime.fromtimestamp(result.environment.started_unix_s, tz=UTC)
+    return environment.get_template("bench.html").render(
+        result=result,
+        started=started.strftime("%Y-%m-%d %H:%M:%S UTC"),
+        reasons=reasons(result),
+        charts=[Markup(svg(chart)) for chart in bench_charts(result, records)],
+        main=overview(result),
+        tables=[setting(result), *(detail(point) for point in result.points)],
+        translations=[other_tools(point) for point in result.points],
+        data=to_json(result).decode(),
+    )
