@@ -52,7 +52,7 @@ def test_sound_machine_prints_one_screen_and_ready(seen: Callable[[Evidence], No
     assert lines[-1] == "ready"
     assert len(lines) <= 24  # a terminal of the old size
     assert max(map(len, lines)) <= 120
-    assert "NV18" in result.stdout
+    assert [line.split()[-2:] for line in lines if "NV18" in line] == [["X", "NV18"], ["NV18", "X"]]
     assert "64.0 MiB 0.25 ms" in result.stdout
 
 

@@ -1,7 +1,10 @@
 """Every NVML reading against the `nvidia-smi` query that says the same, on a real card."""
 
+import importlib.util
 import shutil
 import subprocess
+import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 
 from llamarack.hardware.cards import cards_of, cuda_version
 from llamarack.hardware.detect import read_nvml
+from llamarack.hardware.functional import Outcome, run_functional
 from llamarack.units import MIB
 
 pytestmark = [
@@ -64,6 +68,24 @@ def test_reading_equals_the_nvidia_smi_field(record: dict[str, Any], field: str)
             assert reading(device) == text
         else:
             assert float(str(reading(device))) == pytest.approx(float(text), abs=tolerance)
+
+
+def test_every_copy_arrives_and_a_context_costs_something(record: dict[str, Any]) -> None:
+    """The driver's own overhead per process: 0.2 to 1 GiB on all data-centre cards seen so far."""
+    result = run_functional(cards_of(record), None, ends_monotonic_s=time.monotonic() + 60)
+    assert result.peer_detail is None
+    assert [pair for pair in result.pairs if pair.outcome is not Outcome.OK] == []
+    assert result.context_bytes is not None
+    assert all(100 * MIB < size < 1024 * MIB for size in result.context_bytes.values())
+
+
+def test_cards_add_up_together(record: dict[str, Any]) -> None:
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("no torch in this interpreter; run the tests with one that has a CUDA build of it")
+    result = run_functional(cards_of(record), sys.executable, ends_monotonic_s=time.monotonic() + 90).collective
+    assert result is not None
+    assert (result.outcome, result.matrix_wrong_ranks, result.detail) == (Outcome.OK, (), None)
+    assert [one.size_bytes for one in result.reduces] == [8 * 1024, 1024**2, 64 * 1024**2]
 
 
 def test_driver_and_cuda_versions_are_those_of_nvidia_smi(record: dict[str, Any]) -> None:

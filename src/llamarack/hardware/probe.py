@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+_READING_S = 0.5
+
 
 class Status(StrEnum):
     OK = "ok"
@@ -92,7 +94,8 @@ class Probe:
 
     def _collect(self) -> tuple[Status, bytes, str | None]:
         try:
-            remaining_s = max(0.0, self._ends_monotonic_s - time.monotonic())
+            # Another probe may have used up the time while this one's answer lay ready.
+            remaining_s = max(_READING_S, self._ends_monotonic_s - time.monotonic())
             output, errors = self._child.communicate(timeout=remaining_s)
         except subprocess.TimeoutExpired as expired:
             self.end()

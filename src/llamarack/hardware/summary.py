@@ -12,6 +12,7 @@ from llamarack.units import MIB, format_bytes, format_duration, format_rate
 # As `nvidia-smi topo -m` abbreviates them, of the kinds that fall together here the better known name.
 _SHORT = {LinkKind.PCIE_SWITCH: "PIX", LinkKind.PCIE_HOST: "PHB", LinkKind.CROSS_SOCKET: "SYS"}
 _MATRIX_CARDS = 16
+_CARDS_IN_FULL = 4  # more would push the findings off the screen; --json has everything
 
 
 def summary_lines(evidence: Evidence) -> Iterator[str]:
@@ -50,15 +51,16 @@ def _card_lines(evidence: Evidence) -> Iterator[str]:
         facts += [f"{card.power_limit_watts:g} W"] if card.power_limit_watts is not None else []
         facts += [f"ECC {'on' if card.ecc_enabled else 'off'}"] if card.ecc_enabled is not None else []
         yield _row(f"card {card.index}", f"{card.name}, {', '.join(facts)}")
-        yield _row("", f"{card.uuid or 'no UUID'}  {card.pci_bus_id or ''}")
+        if len(cards) <= _CARDS_IN_FULL:
+            yield _row("", f"{card.uuid or 'no UUID'}  {card.pci_bus_id or ''}")
     if cards:
         yield _row(
             "driver", f"{evidence.machine.driver_version or '–'}, up to CUDA {evidence.machine.cuda_version or '–'}"
         )
     if 1 < len(cards) <= _MATRIX_CARDS:
-        yield _row("links", "".join(f"{card.index:>6}" for card in cards))
+        yield _row("links", "   " + "".join(f"{card.index:>6}" for card in cards))
         for card in cards:
-            yield _row("", f"{card.index:<3}" + "".join(f"{_cell(card, peer):>6}" for peer in cards)[3:])
+            yield _row("", f"{card.index:>3}" + "".join(f"{_cell(card, peer):>6}" for peer in cards))
 
 
 def _cell(card: Card, peer: Card) -> str:
@@ -71,15 +73,16 @@ def _cell(card: Card, peer: Card) -> str:
 
 
 def _functional_lines(functional: Functional) -> Iterator[str]:
-    for index, size in (functional.context_bytes or {}).items():
-        yield _row("context", f"card {index}: a bare CUDA context takes {size / MIB:.0f} MiB")
-    for direct, way in ((True, "direct"), (False, "through host memory")):
+    if functional.context_bytes:
+        sizes = sorted({f"{size / MIB:.0f} MiB" for size in functional.context_bytes.values()})
+        yield _row("context", f"a bare CUDA context takes {' or '.join(sizes)} of a card")
+    for direct, way in ((True, "directly"), (False, "through host memory")):
         pairs = [pair for pair in functional.pairs if pair.direct is direct]
         good = [pair for pair in pairs if pair.outcome is Outcome.OK]
         rates = [pair.bandwidth_bytes_per_s for pair in good if pair.bandwidth_bytes_per_s is not None]
         if pairs:
             slowest = f", slowest {min(rates) / 1e9:.1f} GB/s" if rates else ""
-            yield _row("copies", f"{len(good)} of {len(pairs)} {way} copies between cards arrived{slowest}")
+            yield _row("copies", f"{len(good)} of {len(pairs)} copies between cards arrived {way}{slowest}")
     collective = functional.collective
     if collective is not None:
         if collective.outcome is Outcome.OK:
