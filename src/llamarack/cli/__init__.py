@@ -6,13 +6,16 @@ stdout is data, stderr is for people. Every LlamarackError becomes a sentence, a
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 import typer
 
-from llamarack.cli import demo, drain, keys, schema, serve, status, stop
 from llamarack.cli.console import print_error
 from llamarack.errors import LlamarackError, UsageError
 from llamarack.version import __version__
+
+# Each command in the module of its name; only the one that was asked for is imported.
+_COMMANDS = ("demo", "check", "serve", "status", "drain", "stop", "keys", "schema")
 
 app = typer.Typer(
     name="llamarack",
@@ -22,13 +25,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("demo")(demo.demo)
-app.command("serve")(serve.serve)
-app.command("status")(status.status)
-app.command("drain")(drain.drain)
-app.command("stop")(stop.stop)
-app.command("schema")(schema.schema)
-app.add_typer(keys.app, name="keys")
+
+
+def _register(asked: str | None) -> None:
+    for name in [asked] if asked in _COMMANDS else _COMMANDS:
+        module = import_module(f"llamarack.cli.{name}")
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name)(getattr(module, name))
 
 
 def _print_version(wanted: bool) -> None:
@@ -46,6 +51,7 @@ def _root(
 
 def main() -> None:
     """The console script. Exit codes: the table in `errors`; 130 and 143 for signals."""
+    _register(next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None))
     try:
         code = app(standalone_mode=False)
     except LlamarackError as error:

@@ -12,7 +12,8 @@ from llamarack.errors import LlamarackError
 from llamarack.supervise.journal import Entry
 
 people = Console(stderr=True, highlight=False, soft_wrap=True)
-data = Console(highlight=False, soft_wrap=True)
+# A pipe has no width; tables keep their columns there.
+data = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
 _MARKS = {"info": "[dim]·[/]", "warning": "[yellow]![/]", "error": "[red]✗[/]"}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -12,12 +12,14 @@ from rich.markup import escape
 from llamarack.cli.console import people, print_entry
 from llamarack.cli.serve import StateDir, deployment_of_model, print_invitation
 from llamarack.config import Deployment
-from llamarack.measure.ask import FirstAnswer, ask_once
 from llamarack.model.demo import demo_model
 from llamarack.paths import cache_dir, rack_paths
 from llamarack.supervise.rack import run_rack
 from llamarack.supervise.supervisor import Supervisor
 from llamarack.units import format_duration, format_rate
+
+if TYPE_CHECKING:
+    from llamarack.measure.ask import FirstAnswer
 
 _NAME = "smollm2-135m"
 _SEQUENCES = 4
@@ -39,6 +41,8 @@ def demo(
 
     async def ask_and_tell(supervisor: Supervisor, all_ready: bool) -> bool:
         if all_ready:
+            from llamarack.measure.ask import ask_once  # an HTTP client, imported when the engine is up
+
             name = supervisor.deployment.models[0].name
             answer = await ask_once(f"http://127.0.0.1:{supervisor.gateways.port}", name, prompt)
             answers.append(answer)

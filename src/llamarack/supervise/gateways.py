@@ -56,15 +56,18 @@ class GatewayPool:
         self._stopping = False
         self.heard = asyncio.Event()
 
-    async def start(self, remembered: Sequence[SavedGateway]) -> None:
-        """Takes back the workers of an earlier supervisor or starts new ones. Raises ConfigError for a taken port."""
-        adopted = await self._take_back(remembered)
+    async def open_port(self, remembered: Sequence[SavedGateway]) -> None:
+        """Takes back the workers of an earlier supervisor, or listens anew. Raises ConfigError for a taken port."""
+        self.children = await self._take_back(remembered)
         if self._listener is None:
             self._listener = listen(self.settings.host, self.settings.port)
         self.port = self._listener.getsockname()[1]
+
+    async def start(self) -> None:
+        """Starts the workers that were not taken back; keeps them all."""
         for worker in range(self.settings.workers):
-            child = adopted.get(worker)
-            self.children[worker] = child if child is not None else await self._start(worker)
+            if worker not in self.children:
+                self.children[worker] = await self._start(worker)
             self._watchers.append(asyncio.create_task(self._keep(worker), name=f"gateway {worker}"))
 
     async def stop(self) -> None:
@@ -178,14 +181,14 @@ class GatewayPool:
             await child.exited.wait()
             assert child.exit is not None
             self._journal.error("gateway_died", f"gateway worker {worker}: {child.exit.words}; started again")
-            child.release()
+            await child.release()
             await asyncio.sleep(_RESTART_WAIT_S)
             self.children[worker] = await self._start(worker)
 
     async def _end(self, child: KeptChild) -> None:
         if child.exit is None:
             await child.stop(grace_s=3.0)
-        child.release()
+        await child.release()
 
     @staticmethod
     def _send(writer: asyncio.StreamWriter, message: dict[str, object]) -> None:

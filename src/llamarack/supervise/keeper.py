@@ -262,21 +262,21 @@ class Keeper:
                 os.kill(pid, number)
 
     def _reap(self) -> None:
-        """Collect every zombie; the child's own exit ends the rest of its family."""
+        """Collects every zombie. The child's own exit ends the rest of its family; with the last of it, the exit is
+        reported: a process without children has no descendants, since orphans become its children.
+        """
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                break
+                if self._exit is None and self._child is not None and self._child.returncode is not None:
+                    self._report_exit(self._child.returncode)
+                return
             if pid == 0:
-                break
+                return
             if self._child is not None and pid == self._child.pid:
                 self._child.returncode = os.waitstatus_to_exitcode(status)
                 self._stop_family()
-        if self._child is not None and self._child.returncode is not None and self._exit is None:
-            left = descendants(os.getpid())
-            if not left:
-                self._report_exit(self._child.returncode)
 
     def _stop_family(self) -> None:
         self._signal_all(signal.SIGTERM)

@@ -68,6 +68,7 @@ class KeptChild:
         self._state = asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._keeper_collected: asyncio.Future[None] | None = None  # only where this process started the keeper
 
     async def stop(self, *, grace_s: float = GRACE_S, timeout_s: float = 60.0) -> ChildExit:
         """Ends the child and all it forked; returns when none is left. Raises TimeoutError if that takes too long."""
@@ -77,9 +78,15 @@ class KeptChild:
         assert self.exit is not None
         return self.exit
 
-    def release(self) -> None:
-        """Lets the keeper go after the exit was taken note of."""
+    async def release(self) -> None:
+        """Lets the keeper go after the exit was taken note of, and waits until it has gone."""
         self._send({"op": "release"})
+        waits = [wait for wait in (self._reading, self._keeper_collected) if wait is not None]
+        await asyncio.wait(waits, timeout=_ATTACH_TIMEOUT_S)
+        self.detach()
+        if self._writer is not None:
+            with contextlib.suppress(OSError):
+                await self._writer.wait_closed()
 
     def detach(self) -> None:
         """Gives up the lease without stopping anything."""
@@ -109,8 +116,6 @@ class KeptChild:
             self.exit = ChildExit(code=None, signal=None, oom_killed=False, asked=False, keeper_lost=True)
         self._state.set()
         self.exited.set()
-        if self._writer is not None:
-            self._writer.close()
 
     def _take(self, message: dict[str, object]) -> None:
         if message["event"] == "state":
@@ -199,7 +204,7 @@ async def start_child(spec: ChildSpec) -> KeptChild:
                     raise ChildProcessError(f"keeper ended with {process.returncode}") from None
                 await asyncio.sleep(0.01)
     child = KeptChild(spec.control_socket, process.pid)
-    _collect_when_done(process)
+    child._keeper_collected = _collect_when_done(process)
     await child._attach(reader, writer)
     return child
 
@@ -242,14 +247,18 @@ def _peer_pid(writer: asyncio.StreamWriter) -> int | None:
     return int.from_bytes(credentials[:4], sys.byteorder)
 
 
-def _collect_when_done(process: subprocess.Popen[bytes]) -> None:
+def _collect_when_done(process: subprocess.Popen[bytes]) -> asyncio.Future[None]:
     """Waits for the keeper in the background so that it never stays a zombie of this process."""
     loop = asyncio.get_running_loop()
+    collected: asyncio.Future[None] = loop.create_future()
     pidfd = os.pidfd_open(process.pid)
 
     def done() -> None:
         loop.remove_reader(pidfd)
         os.close(pidfd)
         process.wait()
+        if not collected.done():
+            collected.set_result(None)
 
     loop.add_reader(pidfd, done)
+    return collected

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from llamarack.supervise.journal import Journal
-from llamarack.supervise.replica import Remembered
+from llamarack.supervise.replica import Death, Remembered
+from llamarack.supervise.state import State
 from llamarack.supervise.table import endpoint_from_json, endpoint_to_json
 
 SCHEMA_VERSION = 1
@@ -58,6 +59,8 @@ def write(path: Path, memory: Memory, journal: Journal) -> None:
                 "endpoint": endpoint_to_json(each.memory.endpoint),
                 "control_socket": str(each.memory.control_socket),
                 "was_ready": each.memory.was_ready,
+                "restarts": each.memory.restarts,
+                "last_death": asdict(each.memory.last_death) if each.memory.last_death else None,
             }
             for each in memory.replicas
         ],
@@ -101,6 +104,16 @@ def _replica(value: dict[str, Any]) -> SavedReplica:
         fingerprint=value["fingerprint"],
         start_ticks=value["start_ticks"],
         memory=Remembered(
-            endpoint=endpoint, control_socket=Path(value["control_socket"]), was_ready=value["was_ready"]
+            endpoint=endpoint,
+            control_socket=Path(value["control_socket"]),
+            was_ready=value["was_ready"],
+            restarts=value["restarts"],
+            last_death=_death(value["last_death"]),
         ),
     )
+
+
+def _death(value: dict[str, Any] | None) -> Death | None:
+    if value is None:
+        return None
+    return Death(**{**value, "while_state": State(value["while_state"]), "log_tail": tuple(value["log_tail"])})

@@ -34,6 +34,16 @@ async def run_rack(
     wanted = {model.path_of(group) for model in deployment.models for group in model.groups}
     specs = {path: await asyncio.to_thread(read_model, path) for path in wanted}
     supervisor = Supervisor(deployment, lay_out(deployment, machine, specs), paths)
+    return await run_supervisor(supervisor, on_entry=on_entry, once_settled=once_settled)
+
+
+async def run_supervisor(
+    supervisor: Supervisor,
+    *,
+    on_entry: Callable[[Entry], None],
+    once_settled: Callable[[Supervisor, bool], Awaitable[bool]],
+) -> signal.Signals | None:
+    """The same for a rack that is laid out."""
     supervisor.journal.on_entry.append(on_entry)
     received: list[signal.Signals] = []
 

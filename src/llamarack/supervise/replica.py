@@ -12,7 +12,7 @@ import secrets
 import signal
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -22,17 +22,18 @@ from llamarack.errors import LlamarackError, NeverReady
 from llamarack.hardware.loadlock import LoadLock
 from llamarack.paths import RackPaths, make_private
 from llamarack.plan.record import Candidate
-from llamarack.supervise.engine_client import EngineClient
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.keeping import GRACE_S, ChildExit, ChildSpec, KeptChild, start_child
 from llamarack.supervise.state import Event, RestartPolicy, State, next_state
-from llamarack.supervise.warmup import warm_up
 from llamarack.units import format_duration
 
 T = TypeVar("T")
 _LOAD_LOCK_POLL_S = 0.1
 _ANSWER_POLL_S = 0.05
 _LOG_TAIL_BYTES = 32768
+# A whole micro-batch on cards, where kernels are chosen by shape; on the CPU nothing is compiled.
+_LONG_PROMPT_TOKENS = 512
+_LONG_PROMPT_CPU_TOKENS = 128
 # Causes that the same start meets again; the rest may pass.
 _HOPELESS = frozenset({"model_file_damaged", "unsupported_architecture", "bad_option"})
 
@@ -54,12 +55,26 @@ class ReplicaSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """Why a replica went down; the newest is shown by `status`."""
+
+    at_unix_s: float
+    while_state: State
+    cause: str
+    message: str
+    hint: str | None
+    log_tail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
     """What survives the supervisor: enough to take the engine back."""
 
     endpoint: Endpoint
     control_socket: Path
     was_ready: bool
+    restarts: int = 0
+    last_death: Death | None = None
 
 
 class World(Protocol):
@@ -83,18 +98,6 @@ class _Died(Exception):
     def __init__(self, exit: ChildExit) -> None:
         super().__init__(exit.words)
         self.exit = exit
-
-
-@dataclass(slots=True)
-class Death:
-    """Why a replica went down; the newest is shown by `status`."""
-
-    at_unix_s: float
-    while_state: State
-    cause: str
-    message: str
-    hint: str | None
-    log_tail: list[str] = field(default_factory=list)
 
 
 class Replica:
@@ -139,6 +142,7 @@ class Replica:
         try:
             if adopted is not None and remembered is not None:
                 self.child, self.endpoint = adopted, remembered.endpoint
+                self.restarts, self.last_death = remembered.restarts, remembered.last_death
                 if await self._life(adopt_ready=remembered.was_ready):
                     return
             while not await self._life():
@@ -182,16 +186,7 @@ class Replica:
         self._step(Event.SPAWNED)
         await self._unless_over(self._until_answers(), deadline)
         self._step(Event.ANSWERED)
-        assert self.endpoint is not None
-        async with EngineClient(self.endpoint) as client:
-            left_s = max(1.0, deadline - time.monotonic())
-            warm = warm_up(
-                client,
-                context_tokens=self.spec.candidate.context_tokens,
-                timeout_s=left_s,
-                has_template=self.spec.has_template,
-            )
-            await self._unless_over(warm, deadline)
+        await self._unless_over(self._warm_up(max(1.0, deadline - time.monotonic())), deadline)
         self.start_seconds = time.monotonic() - started
         self.ready_since_unix_s = time.time()
         self._step(Event.WARMED)
@@ -244,10 +239,27 @@ class Replica:
         )
 
     async def _until_answers(self) -> None:
+        # Imported while the engine loads: an HTTP client costs a quarter of a second that nobody then waits for.
+        from llamarack.supervise.engine_client import EngineClient
+
         assert self.endpoint is not None
         async with EngineClient(self.endpoint) as client:
             while not await client.is_up():  # noqa: ASYNC110 - the engine offers nothing to wait on
                 await asyncio.sleep(_ANSWER_POLL_S)
+
+    async def _warm_up(self, timeout_s: float) -> None:
+        from llamarack.supervise.engine_client import EngineClient
+        from llamarack.supervise.warmup import warm_up
+
+        assert self.endpoint is not None
+        longest = _LONG_PROMPT_TOKENS if self.spec.card_uuids else _LONG_PROMPT_CPU_TOKENS
+        async with EngineClient(self.endpoint) as client:
+            await warm_up(
+                client,
+                long_prompt_tokens=min(longest, self.spec.candidate.context_tokens // 2),
+                timeout_s=timeout_s,
+                has_template=self.spec.has_template,
+            )
 
     async def _while_ready(self) -> None:
         """Returns only by raising: asked to stop, or died."""
@@ -315,7 +327,7 @@ class Replica:
             return
         if self.child.exit is None:
             await self.child.stop(grace_s=GRACE_S)
-        self.child.release()
+        await self.child.release()
         self.child = None
         self.endpoint = None
         self.ready_since_unix_s = None
@@ -330,7 +342,7 @@ class Replica:
             cause=diagnosis.cause,
             message=diagnosis.message,
             hint=diagnosis.hint,
-            log_tail=tail[-20:],
+            log_tail=tuple(tail[-20:]),
         )
         await self._end_child()
         self._deaths_monotonic_s.append(time.monotonic())

@@ -121,7 +121,7 @@ class Supervisor:
         try:
             remembered = memory_file.read(self.paths.state)
             adopted = await self._take_back(remembered)
-            await self.gateways.start(remembered.gateways if remembered else [])
+            await self.gateways.open_port(remembered.gateways if remembered else [])
         except BaseException:
             self._lock.drop()
             raise
@@ -130,6 +130,8 @@ class Supervisor:
         for replica in self.replicas:
             child, memory = adopted.get(replica.id, (None, None))
             self._tasks.append(asyncio.create_task(replica.run(child, memory), name=f"replica {replica.id}"))
+        await self.gateways.start()
+        self.changed()
 
     async def run(self) -> None:
         """Until asked to stop; then drains, ends everything and returns when no process is left.
@@ -226,7 +228,7 @@ class Supervisor:
             if child.exit is None:
                 self.journal.note("ended_leftover", "an engine that the file no longer describes", replica=saved.id)
                 await child.stop()
-            child.release()
+            await child.release()
         return adopted
 
     def _remember(self) -> None:
@@ -244,6 +246,8 @@ class Supervisor:
                             endpoint=replica.endpoint,
                             control_socket=replica.child.control_socket,
                             was_ready=replica.state is State.READY,
+                            restarts=replica.restarts,
+                            last_death=replica.last_death,
                         ),
                     )
                     for replica in self.replicas
@@ -287,9 +291,9 @@ class Supervisor:
         await asyncio.wait({insisted, quiet}, return_when=asyncio.FIRST_COMPLETED)
         for each in (insisted, quiet):
             each.cancel()
-        await self.gateways.stop()
         for replica in self.replicas:
             replica.ask_stop()
+        await self.gateways.stop()
         done, late = await asyncio.wait(self._tasks, timeout=_STOP_TIMEOUT_S) if self._tasks else (set(), set())
         for task in late:
             task.cancel()

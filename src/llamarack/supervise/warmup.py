@@ -16,7 +16,8 @@ from llamarack.supervise.engine_client import EngineClient, EngineRefused
 _FIRST_TOKENS = 8
 _ANSWER_TOKENS = 64
 _SYSTEM = "You are a helpful assistant."
-_QUESTION = "Write two sentences about the weather today."
+# A sound model answers shortly and stops; one that cannot stop runs into the limit and is judged by all it wrote.
+_QUESTION = "Say hello in one short sentence."
 _LONG_TEXT = "The shipment left the harbour in the morning and reached the warehouse before the evening. "
 # An answer shorter than this says too little to be judged by its repetition.
 _JUDGED_WORDS = 24
@@ -42,7 +43,7 @@ def fault_of(text: str) -> str | None:
     return None
 
 
-async def warm_up(client: EngineClient, *, context_tokens: int, timeout_s: float, has_template: bool) -> str:
+async def warm_up(client: EngineClient, *, long_prompt_tokens: int, timeout_s: float, has_template: bool) -> str:
     """Runs the three steps and returns the judged answer.
 
     Raises NeverReady when the answer is garbage or refused, OSError or TimeoutError when the engine stops answering.
@@ -61,7 +62,7 @@ async def warm_up(client: EngineClient, *, context_tokens: int, timeout_s: float
                 f"the warm-up answer is garbage: {faults[0][0]}; it began with `{faults[0][1][:80]}`",
                 hint="the tokenizer, the chat template or the split does not fit the weights: llamarack check FILE",
             )
-        repeats = max(1, min(512, context_tokens // 2) // 18)  # about 18 tokens a sentence
+        repeats = max(1, long_prompt_tokens // 18)  # about 18 tokens a sentence
         await client.complete(_LONG_TEXT * repeats, max_tokens=1, timeout_s=timeout_s, temperature=0)
         return answer.strip()
     except EngineRefused as error:

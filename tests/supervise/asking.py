@@ -1,0 +1,46 @@
+"""Streams through a gateway, as a client with no retries of its own sees them."""
+
+import asyncio
+from dataclasses import dataclass
+
+import aiohttp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """`events`: content chunks that came; `fault`: None for a stream that ended with [DONE]."""
+
+    events: int
+    fault: str | None
+
+
+async def stream_once(url: str, *, tokens: int = 40, directive: str = "", timeout_s: float = 40.0) -> Outcome:
+    body = {
+        "model": "fake",
+        "messages": [{"role": "user", "content": f"tell me more {directive}"}],
+        "max_tokens": tokens,
+        "stream": True,
+    }
+    events, fault = 0, "no [DONE]"
+    try:
+        limit = aiohttp.ClientTimeout(total=timeout_s)
+        async with (
+            aiohttp.ClientSession(timeout=limit) as session,
+            session.post(f"{url}/v1/chat/completions", json=body) as response,
+        ):
+            if response.status != 200:
+                return Outcome(events=0, fault=f"HTTP {response.status}: {await response.text()}")
+            async for line in response.content:
+                if line.startswith(b"event: error"):
+                    fault = "error event"
+                elif line.startswith(b"data: [DONE]"):
+                    return Outcome(events=events, fault=None)
+                elif line.startswith(b"data: {") and b'"content":"' in line.replace(b'": "', b'":"'):
+                    events += 1
+    except (aiohttp.ClientError, TimeoutError) as error:
+        fault = repr(error)
+    return Outcome(events=events, fault=fault)
+
+
+async def many(url: str, count: int, **options: int) -> list[Outcome]:
+    return list(await asyncio.gather(*(stream_once(url, **options) for _ in range(count))))  # type: ignore[arg-type]

@@ -1,0 +1,275 @@
+"""A real supervisor with real keepers, a real gateway worker and fake engines."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+
+from llamarack.errors import ConfigError, EngineError, UsageError
+from llamarack.supervise.admin import ask
+from llamarack.supervise.journal import read_entries
+from llamarack.supervise.state import State
+from tests import fake_rack
+from tests.supervise.asking import many, stream_once
+from tests.supervise.conftest import DEADLINE_S, RunningRack, left_of, running_rack
+
+pytestmark = pytest.mark.process
+
+
+async def _until_http_ready(url: str) -> None:
+    async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession() as session:
+        while True:
+            try:
+                async with session.get(f"{url}/ready") as response:
+                    if response.status == 200:
+                        return
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(0.02)
+
+
+async def test_replicas_load_one_at_a_time_and_share_the_requests(tmp_path: Path) -> None:
+    async with running_rack(tmp_path, [{"load_s": 0.3, "token_interval_s": 0.01}] * 2) as rack:
+        most_loading = 0
+
+        def loading() -> bool:
+            nonlocal most_loading
+            states = [replica.state for replica in rack.supervisor.replicas]
+            most_loading = max(most_loading, sum(state in (State.LOADING, State.WARMING) for state in states))
+            return all(state is State.READY for state in states)
+
+        await rack.until(loading)
+        assert most_loading == 1
+        await _until_http_ready(rack.url)
+        asked = asyncio.create_task(many(rack.url, 8))
+        await rack.until(
+            lambda: (
+                {name: count for c in rack.supervisor.gateways.counts.values() for name, count in c.in_flight.items()}
+                == {"fake-0": 4, "fake-1": 4}
+            )
+        )
+        assert [outcome.fault for outcome in await asked] == [None] * 8
+    assert not left_of(tmp_path)
+
+
+async def test_killed_engine_is_restarted_and_only_what_had_streamed_is_lost(tmp_path: Path) -> None:
+    async with running_rack(tmp_path, [{"token_interval_s": 0.02}] * 2) as rack:
+        await rack.until_ready()
+        await _until_http_ready(rack.url)
+        streaming = [asyncio.create_task(stream_once(rack.url, tokens=60)) for _ in range(4)]
+        silent = [
+            asyncio.create_task(stream_once(rack.url, tokens=5, directive="[[fault prefill_s=1.5]]")) for _ in range(4)
+        ]
+        await rack.until(lambda: sum(sum(c.in_flight.values()) for c in rack.supervisor.gateways.counts.values()) == 8)
+        await asyncio.sleep(0.3)  # some events of the first four are out
+        victim = rack.supervisor.replicas[0]
+        assert victim.child is not None
+        assert victim.child.pid is not None
+        os.kill(victim.child.pid, signal.SIGKILL)
+        outcomes = await asyncio.gather(*streaming)
+        assert {outcome.fault for outcome in outcomes} == {None, "error event"}
+        assert all(outcome.events > 0 for outcome in outcomes if outcome.fault)
+        assert [outcome.fault for outcome in await asyncio.gather(*silent)] == [None] * 4
+        await rack.until_ready()
+        assert victim.restarts == 1
+        assert victim.last_death is not None
+        assert victim.last_death.cause == "killed"
+        record = await ask(rack.supervisor.paths, {"op": "status"})
+        rows = {row["id"]: row for model in record["models"] for row in model["replicas"]}
+        assert (rows["fake-0"]["restarts"], rows["fake-1"]["restarts"]) == (1, 0)
+        assert rows["fake-0"]["last_death"]["cause"] == "killed"
+    assert not left_of(tmp_path)
+
+
+async def test_killed_gateway_is_restarted_on_the_same_port_and_engines_stay(tmp_path: Path) -> None:
+    async with running_rack(tmp_path, [{}]) as rack:
+        await rack.until_ready()
+        await _until_http_ready(rack.url)
+        engine = rack.supervisor.replicas[0].child
+        gateway = rack.supervisor.gateways.children[0]
+        assert gateway.pid is not None
+        os.kill(gateway.pid, signal.SIGKILL)
+        await rack.until(lambda: "gateway_died" in rack.kinds() and rack.supervisor.gateways.children[0] is not gateway)
+        await _until_http_ready(rack.url)
+        assert (await stream_once(rack.url, tokens=3)).fault is None
+        assert rack.supervisor.replicas[0].child is engine
+
+
+async def test_crash_loop_ends_in_failed_and_the_other_replica_serves_on(tmp_path: Path) -> None:
+    faults = [{}, {"crash_in_load": True, "load_error": "something unheard of"}]
+    async with running_rack(tmp_path, faults, restarts={"max": 2, "window_s": 600}) as rack:
+        await rack.until(lambda: rack.supervisor.replicas[1].state is State.FAILED)
+        assert rack.kinds().count("start_failed") == 3
+        await rack.until(lambda: rack.supervisor.replicas[0].state is State.READY)
+        await _until_http_ready(rack.url)
+        assert (await stream_once(rack.url, tokens=3)).fault is None
+    assert not left_of(tmp_path)
+
+
+async def test_cause_that_the_next_start_meets_again_is_not_tried_again(tmp_path: Path) -> None:
+    faults = [{}, {"crash_in_load": True, "load_error": "unknown model architecture: 'mamba9'"}]
+    async with running_rack(tmp_path, faults) as rack:
+        await rack.until(lambda: rack.supervisor.replicas[1].state is State.FAILED)
+        assert rack.kinds().count("start_failed") == 1
+        death = rack.supervisor.replicas[1].last_death
+        assert death is not None
+        assert death.cause == "unsupported_architecture"
+
+
+async def test_rack_whose_every_start_fails_ends_with_the_cause_and_the_log(tmp_path: Path) -> None:
+    rack = RunningRack(
+        fake_rack.build(tmp_path, [{"crash_in_load": True, "load_error": "data is not within the file bounds"}])
+    )
+    await rack.start()
+    assert rack.running is not None
+    with pytest.raises(EngineError, match="damaged or incomplete") as caught:
+        await asyncio.wait_for(rack.running, DEADLINE_S)
+    assert "data is not within the file bounds" in str(caught.value)
+    assert not [line for line in left_of(tmp_path) if "rack.sock" not in line]
+    await rack.stop()
+
+
+async def test_engine_that_never_answers_is_ended_at_its_deadline(tmp_path: Path) -> None:
+    supervisor = fake_rack.build(tmp_path, [{"never_ready": True, "start_deadline_s": 1.0}], restarts={"max": 0})
+    rack = RunningRack(supervisor)
+    await rack.start()
+    assert rack.running is not None
+    with pytest.raises(EngineError, match=r"not ready within 1\.00 s"):
+        await asyncio.wait_for(rack.running, DEADLINE_S)
+    await rack.stop()
+    assert not left_of(tmp_path)
+
+
+async def test_garbage_at_warm_up_is_refused_before_traffic(tmp_path: Path) -> None:
+    rack = RunningRack(fake_rack.build(tmp_path, [{"garbage": True}], restarts={"max": 0}))
+    await rack.start()
+    assert rack.running is not None
+    with pytest.raises(EngineError, match="the warm-up answer is garbage"):
+        await asyncio.wait_for(rack.running, DEADLINE_S)
+    await rack.stop()
+
+
+async def test_stop_finishes_what_runs(tmp_path: Path) -> None:
+    async with running_rack(tmp_path, [{"token_interval_s": 0.02}]) as rack:
+        await rack.until_ready()
+        await _until_http_ready(rack.url)
+        asked = asyncio.create_task(stream_once(rack.url, tokens=60))
+        await rack.until(lambda: rack.supervisor.gateways.in_flight_total() == 1)
+        rack.supervisor.ask_stop()
+        outcome = await asked
+        assert (outcome.fault, outcome.events) == (None, 60)
+    assert not left_of(tmp_path)
+
+
+async def test_drain_of_one_replica_finishes_what_runs_there_and_leaves_the_other(tmp_path: Path) -> None:
+    async with running_rack(tmp_path, [{"token_interval_s": 0.02}] * 2) as rack:
+        await rack.until_ready()
+        await _until_http_ready(rack.url)
+        asked = asyncio.create_task(many(rack.url, 4, tokens=60))
+        await rack.until(lambda: rack.supervisor.gateways.in_flight_total() == 4)
+        assert (await ask(rack.supervisor.paths, {"op": "drain", "replica": "fake-0"}))["found"]
+        await rack.until(lambda: rack.supervisor.replicas[0].state is State.STOPPED)
+        assert [outcome.fault for outcome in await asked] == [None] * 4
+        assert (await stream_once(rack.url, tokens=3)).fault is None
+        assert rack.supervisor.replicas[1].state is State.READY
+
+
+async def test_stop_in_mid_load_leaves_nothing(tmp_path: Path) -> None:
+    async with running_rack(tmp_path, [{"load_s": 30, "ignore_sigterm": True, "grandchild_setsid": True}]) as rack:
+        await rack.until(lambda: rack.supervisor.replicas[0].state is State.LOADING)
+    assert not left_of(tmp_path)
+
+
+async def test_second_supervisor_of_the_same_rack_is_refused(tmp_path: Path) -> None:
+    async with running_rack(tmp_path, [{}]):
+        with pytest.raises(UsageError, match=f"already running \\(process {os.getpid()}\\)"):
+            await fake_rack.build(tmp_path, [{}]).start()
+
+
+async def test_taken_port_is_refused_with_its_holder_before_anything_starts(tmp_path: Path) -> None:
+    async with running_rack(tmp_path / "a", [{}]) as rack:
+        other = fake_rack.build(tmp_path / "b", [{}])
+        other.gateways.settings = other.gateways.settings.model_copy(update={"port": rack.supervisor.gateways.port})
+        with pytest.raises(ConfigError, match=r"`gateway.port`: .* Address already in use"):
+            await other.start()
+        assert not left_of(tmp_path / "b")
+
+
+def _start_process(folder: Path, replicas: list[dict[str, object]]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.fake_rack", str(folder), json.dumps(replicas)],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+async def _port_of(process: subprocess.Popen[bytes]) -> int:
+    assert process.stdout is not None
+    line = await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), DEADLINE_S)
+    port: int = json.loads(line)["port"]
+    return port
+
+
+async def test_killed_supervisor_loses_nothing_and_its_heir_reloads_nothing(tmp_path: Path) -> None:
+    replicas: list[dict[str, object]] = [{"token_interval_s": 0.02}] * 2
+    first = _start_process(tmp_path, replicas)
+    port = await _port_of(first)
+    url = f"http://127.0.0.1:{port}"
+    await _until_http_ready(url)
+    paths = fake_rack.paths_in(tmp_path)
+    before = await ask(paths, {"op": "status"})
+    asked = asyncio.create_task(many(url, 8, tokens=100))
+    await asyncio.sleep(0.5)
+    first.kill()
+    first.wait()
+    assert first.stdout is not None
+    first.stdout.close()
+    assert (await stream_once(url, tokens=3)).fault is None  # also without any supervisor
+    second = _start_process(tmp_path, replicas)
+    try:
+        assert await _port_of(second) == port
+        assert [outcome.fault for outcome in await asked] == [None] * 8
+        after = await ask(paths, {"op": "status"})
+        assert _pids(after) == _pids(before)
+        assert [entry.kind for entry in read_entries(paths.events, 50)].count("adopted") == 3
+    finally:
+        second.terminate()
+        await asyncio.to_thread(second.wait, DEADLINE_S)
+        assert second.stdout is not None
+        second.stdout.close()
+    assert not left_of(tmp_path)
+
+
+async def test_heir_with_other_settings_ends_the_old_engine_and_starts_a_new_one(tmp_path: Path) -> None:
+    first = _start_process(tmp_path, [{}])
+    await _port_of(first)
+    paths = fake_rack.paths_in(tmp_path)
+    before = await ask(paths, {"op": "status"})
+    first.kill()
+    first.wait()
+    assert first.stdout is not None
+    first.stdout.close()
+    second = _start_process(tmp_path, [{"pings": True}])
+    try:
+        await _port_of(second)
+        after = await ask(paths, {"op": "status"})
+        old, new = _pids(before)[0], _pids(after)[0]
+        assert old != new
+        assert old is not None
+        assert not psutil.pid_exists(old)
+    finally:
+        second.terminate()
+        await asyncio.to_thread(second.wait, DEADLINE_S)
+        assert second.stdout is not None
+        second.stdout.close()
+
+
+def _pids(record: dict[str, list[dict[str, list[dict[str, int]]]]]) -> list[int | None]:
+    return [row["pid"] for model in record["models"] for row in model["replicas"]]
