@@ -110,6 +110,8 @@ class GatewayServer:
         except Exception:
             log.exception("unexpected request=%s path=%s", request_id, request.path)
             response = error_response(LlamarackError("the gateway met a fault of its own"), request_id)
+        if _waits_to_continue(request) and "continued" not in request:
+            response.force_close()  # its body never comes: what comes next on this connection would be taken for it
         access_log.info("%s %s %d id=%s %.3f s", request.method, request.path, response.status, request_id,
                         time.monotonic() - started)  # fmt: skip
         return response
@@ -129,7 +131,8 @@ class GatewayServer:
         if handler is None:
             allowed = ", ".join(methods)
             raise MethodNotAllowed(f"`{request.path}` takes {allowed}, {request.method} given")
-        if request.headers.get("Expect", "").lower() == "100-continue":
+        if _waits_to_continue(request):
+            request["continued"] = True
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0
         return await handler(request, request_id)
@@ -270,6 +273,10 @@ class GatewayServer:
             text=self._metrics.own_text() + engines,
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8", "x-request-id": request_id},
         )
+
+
+def _waits_to_continue(request: web.BaseRequest) -> bool:
+    return request.headers.get("Expect", "").lower() == "100-continue"
 
 
 async def read_body(request: web.BaseRequest) -> bytes:
