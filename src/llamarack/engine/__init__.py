@@ -2,9 +2,13 @@
 
 - `adaptor`: the contract and its records
 - `llamacpp`, `llamacpp_worker`: llama.cpp in a process of its own
+- `vllm`, `vllm_options`, `vllm_help`, `vllm_faults`: vLLM in an environment of its own
+- `installed`, `install`: engines in environments of their own, found and made
+- `chat_template`: templates by name
 """
 
 from llamarack.engine.adaptor import Adaptor
 from llamarack.engine.llamacpp import LlamaCpp
+from llamarack.engine.vllm import Vllm
 
-ADAPTORS: dict[str, Adaptor] = {"llamacpp": LlamaCpp()}
+ADAPTORS: dict[str, Adaptor] = {"llamacpp": LlamaCpp(), "vllm": Vllm()}

