@@ -69,7 +69,7 @@ def _predicted(row: dict[str, Any], measure: str, concurrency: int) -> float:
         engine_version=row.get("version"),
     )
     load = Load(context_tokens=4096, concurrency=concurrency, input_tokens=prompt, output_tokens=output)
-    found = predict(shape_of(make(LLAMA2[row["model"]], row["weights"])), placed, load, 1)
+    found = predict(shape_of(make(LLAMA2[row["model"]], row["weights"])), placed, load, concurrency)
     assert found.per_token_s is not None
     assert found.first_token_s is not None
     assert found.tokens_per_s is not None

@@ -12,7 +12,7 @@ from llamarack.hardware.machine import Card, Host, Link, LinkKind, Machine
 from llamarack.plan.engine_data import data_file
 from llamarack.units import GIB, MIB
 
-_ITEM = re.compile(r"^(?P<name>.+?)(?:\s+[x×*]\s*(?P<count>\d+)|\s*[×*]\s*(?P<tight>\d+))?$", re.IGNORECASE)
+_COUNTED = re.compile(r"^(?P<name>.+?)\s*[x×*]\s*(?P<count>\d{1,3})$", re.IGNORECASE)
 _MOST_CARDS = 64
 # A machine that only its cards are known of gets a host that is no bottleneck for memory: twice the cards' memory.
 _HOST_MEMORY_FACTOR = 2
@@ -85,19 +85,20 @@ def machine_of(text: str) -> Machine:
 
 
 def _counted(item: str, text: str) -> tuple[CatalogueCard, int]:
-    match = _ITEM.match(item)
-    if match is None:
+    if not item:
         raise UsageError(f"`--gpus`: `{text}` has an empty item", hint='--gpus "RTX 4090 x2 + A100-80 x1"')
-    card = find_card(match["name"])
-    count = int(match["count"] or match["tight"] or 1)
+    match = None if find_card(item) else _COUNTED.match(item)  # `RTX 4090` ends like a count
+    name = match["name"] if match else item
+    count = int(match["count"]) if match else 1
+    card = find_card(name)
     if card is None:
         known = {alias: kind for kind in catalogue() for alias in (kind.aliases[0], kind.name)}
-        near = difflib.get_close_matches(match["name"], known, n=3, cutoff=0.4)
-        hint = "did you mean " + " or ".join(f"`{name}`" for name in near) + "?" if near else None
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+        hint = "did you mean " + " or ".join(f"`{one}`" for one in near) + "?" if near else None
         names = ", ".join(kind.aliases[0] for kind in catalogue())
-        raise UsageError(f"`--gpus`: no card `{match['name']}` in the catalogue", hint=hint or f"known: {names}")
+        raise UsageError(f"`--gpus`: no card `{name}` in the catalogue", hint=hint or f"known: {names}")
     if count < 1:
-        raise UsageError(f"`--gpus`: at least 1 of `{match['name']}`, {count} given")
+        raise UsageError(f"`--gpus`: at least 1 of `{name}`, {count} given")
     return card, count
 
 

@@ -105,7 +105,9 @@ def _candidate(
 
 
 def _speed(setting: Setting, group: Group, replicas: Replicas, plans: list[ReplicaPlan]) -> Predicted:
-    """Of all replicas together: rates add up, times are the slowest replica's."""
+    """Of all replicas together: rates add up, times are the slowest replica's. With fewer sequences than replicas
+    some stand idle.
+    """
     unknown = Predicted(first_token_s=None, per_token_s=None, tokens_per_s=None)
     if not all(replicas) or any(not plan.is_legal for plan in plans):
         return unknown
@@ -121,9 +123,10 @@ def _speed(setting: Setting, group: Group, replicas: Replicas, plans: list[Repli
                 kv_element_bytes=_kv_element_bytes(group.engine, plan.kv_dtype),
                 engine_version=setting.engine_version,
             )
-            speed = predict(setting.shape, placed, setting.load, len(plans))
+            speed = predict(setting.shape, placed, setting.load, max(setting.load.concurrency / len(plans), 1.0))
             each[key] = calibrated(speed, _calibration(setting, group.engine, cards))
         found.append(each[key])
+    busy = setting.load.concurrency / len(plans)
     rates = [one.tokens_per_s for one in found]
     firsts, steps = [one.first_token_s for one in found], [one.per_token_s for one in found]
     if None in rates or None in firsts or None in steps:
@@ -131,7 +134,7 @@ def _speed(setting: Setting, group: Group, replicas: Replicas, plans: list[Repli
     return Predicted(
         first_token_s=max(value for value in firsts if value is not None),
         per_token_s=max(value for value in steps if value is not None),
-        tokens_per_s=sum(value for value in rates if value is not None),
+        tokens_per_s=sum(value for value in rates if value is not None) * min(busy, 1.0),
     )
 
 

@@ -120,8 +120,10 @@ def _rank(candidate: Candidate, goal: Goal, *, is_coarser: bool) -> tuple[float,
     """
     predicted = candidate.predicted
     cards = sum(map(len, candidate.replica_cards))
-    speed = -(predicted.tokens_per_s or 0.0)
     if goal == "latency":
         speed = predicted.per_token_s if predicted.per_token_s is not None else float("inf")
+    else:
+        # Where no speed is known, more copies of the model are the better guess.
+        speed = -predicted.tokens_per_s if predicted.tokens_per_s is not None else -candidate.replicas
     is_experimental = candidate.split_mode == "tensor" and cards > candidate.replicas
     return (not candidate.fits, candidate.tight, is_coarser, is_experimental, speed, cards)

@@ -65,21 +65,19 @@ class EngineTimes:
     first_request_ms: float
 
 
-def predict(shape: ModelShape, placed: Placed, load: Load, replicas: int) -> Predicted:
-    """At `load.concurrency` spread over `replicas`; all None where a card's rates are not known."""
+def predict(shape: ModelShape, placed: Placed, load: Load, streams: float) -> Predicted:
+    """One replica with `streams` sequences at once; all None where a card's rates are not known."""
     times = engine_times(placed.engine, placed.engine_version)
     rates = [_rates(card) for cards, _ in placed.stages for card in cards]
     if times is None or not rates or None in rates:
         return Predicted(first_token_s=None, per_token_s=None, tokens_per_s=None)
     prompt, output = lengths(load)
-    streams = max(load.concurrency / replicas, 1.0)
     step = decode_step_s(shape, placed, times, streams, prompt + output / 2)
     first = _first_token_s(shape, placed, times, streams, prompt)
-    busy = min(replicas, load.concurrency)
     return Predicted(
         first_token_s=first,
         per_token_s=step,
-        tokens_per_s=busy * streams * output / (first + max(output - 1, 0) * step),
+        tokens_per_s=streams * output / (first + max(output - 1, 0) * step),
     )
 
 
