@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+
 from llamarack.errors import ConfigError, HardwareError, UsageError
 from llamarack.hardware.machine import LinkKind
 from llamarack.plan.catalogue import catalogue, find_card, machine_of

@@ -4,6 +4,7 @@ import csv
 from importlib.resources import files
 
 import pytest
+
 from llamarack.config import Group, Limits
 from llamarack.errors import ConfigError
 from llamarack.plan import llamacpp

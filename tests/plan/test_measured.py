@@ -1,6 +1,7 @@
 """Memory of both engines on one H200, 30 November 2026. In sample: constants were taken from these runs."""
 
 import pytest
+
 from llamarack.config import Group, Limits
 from llamarack.plan.planner import plan_group
 from llamarack.plan.reference import gguf_spec, safetensors_spec

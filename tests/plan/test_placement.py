@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from llamarack.config import Group, Limits
 from llamarack.hardware.machine import LinkKind
 from llamarack.plan.catalogue import machine_of
@@ -53,7 +54,7 @@ def test_70b_on_one_80_and_two_24_gb_cards_splits_by_memory():
 def test_70b_f16_on_three_80_and_two_24_gb_cards_fits_in_several_ways():
     plan = _plan(gguf_spec(LLAMA2_70B, "F16"), "A100-80 x3 + RTX 4090 x2")
     fitting = {one.replica_cards for one in plan.candidates if one.fits}
-    assert ((0, 1), (0, 1, 2), (0, 1, 2, 3, 4)) == tuple(hand for (hand,) in sorted(fitting, key=lambda c: len(c[0])))
+    assert tuple(hand for (hand,) in sorted(fitting, key=lambda c: len(c[0]))) == ((0, 1), (0, 1, 2), (0, 1, 2, 3, 4))
     assert _refused(plan, "A100-SXM4-80GB) needs")
 
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from llamarack.config import Group, Limits
 from llamarack.errors import ConfigError
 from llamarack.plan import vllm

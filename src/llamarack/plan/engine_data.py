@@ -24,6 +24,7 @@ class ComputeLaw:
     quantized_kv_hidden: int
     attention_hidden: int
     token_bytes: int
+    quantized_kv_kib: int
     quantized_kv_copy: bool
     pipeline_copies: int
     pipeline_hidden: int

@@ -16,6 +16,7 @@ from itertools import accumulate
 from llamarack.errors import ConfigError
 from llamarack.plan.engine_data import ComputeLaw
 from llamarack.plan.shape import ModelShape
+from llamarack.units import KIB
 
 MICRO_BATCH_TOKENS = 512  # n_ubatch, common/common.h b11434
 BATCH_TOKENS = 2048  # n_batch, same
@@ -104,7 +105,7 @@ def compute_bytes(
     batch, cells, hidden = settings.step_tokens, settings.stream_cells, spec.hidden_size
     feed_forward = 4 * batch * (3 * shape.feed_forward_size + law.feed_forward_hidden * hidden)
     logits = 4 * outputs * spec.vocab_size + 4 * batch * law.logits_hidden * hidden
-    fixed = law.token_bytes * batch
+    fixed = law.token_bytes * batch + (law.quantized_kv_kib * KIB if settings.kv_dtype in _QUANTIZED_KV else 0)
     if not settings.flash_attention:
         attention = batch * cells * 4 * shape.query_heads + 4 * batch * (
             law.attention_hidden * hidden + 2 * shape.kv_heads * spec.head_size_k
@@ -140,7 +141,7 @@ def on_cpu(shape: ModelShape, settings: Settings, law: ComputeLaw) -> DeviceLoad
     spec = shape.spec
     output_rows = 4 * settings.outputs * spec.vocab_size  # the host copy of the logits
     return DeviceLoad(
-        weights_bytes=spec.weights_bytes + shape.repacked_head_bytes,
+        weights_bytes=shape.cpu_bytes,
         kv_bytes=kv_bytes(shape, settings, range(spec.layers)),
         compute_bytes=output_rows + compute_bytes(shape, settings, law, outputs=settings.outputs),
         compute_high_bytes=output_rows + compute_bytes(shape, settings, law, outputs=settings.step_tokens),

@@ -15,7 +15,7 @@ _EMBEDDING = ("token_embd.weight", "model.embed_tokens.weight")
 _HEAD_PREFIXES = ("output.", "lm_head.")
 CUDA_ROW_ELEMENTS = 512  # ggml-cuda.cu MATRIX_ROW_PADDING, b11434
 _ALIGNMENT_BYTES = 128  # ggml-cuda.cu buffer alignment, b11434
-# CPU_REPACK buffers seen with xllamacpp 2026.10.11549 on AVX2: matrices of these types are held in another order.
+# CPU_REPACK buffers seen with xllamacpp 2026.10.11549 on AVX2: matrices of these types are copied in another order.
 _REPACKED = {"Q4_0", "Q4_K", "IQ4_NL"}
 _UNQUANTIZED = {"F32", "F16", "BF16", "F64", "I32", "I64", "I16", "I8"}
 
@@ -34,7 +34,7 @@ class ModelShape:
     embedding_bytes: int
     head_bytes: int  # the output matrix and the final norm; a tied head counts the embedding again
     head_padded_bytes: int
-    repacked_head_bytes: int  # a tied head that the CPU holds a second time, in its own order
+    cpu_bytes: int  # all weights as llama.cpp holds them on the CPU
 
     @property
     def decode_bytes(self) -> int:
@@ -69,7 +69,7 @@ def shape_of(spec: ModelSpec) -> ModelShape:
     """Raises ModelError where the tensors do not make up the layers that the header promises."""
     layers = [0] * spec.layers
     padded = [0] * spec.layers
-    embedding = head = head_padded = embedding_padded = repacked = 0
+    embedding = head = head_padded = embedding_padded = 0
     for tensor in spec.tensors:
         match = _LAYER.search(tensor.name)
         size = tensor.size_bytes
@@ -85,7 +85,6 @@ def shape_of(spec: ModelSpec) -> ModelShape:
         elif tensor.name in _EMBEDDING:
             embedding += size
             embedding_padded += _cuda_bytes(tensor, spec.format)
-            repacked = size if tensor.type in _REPACKED else 0
         else:
             head += size
             head_padded += _cuda_bytes(tensor, spec.format)
@@ -106,12 +105,29 @@ def shape_of(spec: ModelSpec) -> ModelShape:
         embedding_bytes=embedding,
         head_bytes=head,
         head_padded_bytes=head_padded,
-        repacked_head_bytes=repacked if tied else 0,
+        cpu_bytes=_cpu_bytes(spec, head_is_tied=tied),
     )
 
 
 def _running(values: Iterable[int]) -> tuple[int, ...]:
     return tuple(accumulate(values, initial=0))
+
+
+def _cpu_bytes(spec: ModelSpec, *, head_is_tied: bool) -> int:
+    """The mapped part of the file, which reaches from the first to the last tensor used in place, and the copies.
+
+    The mapped pages of a copied matrix can be taken back by the kernel; until then both are resident.
+    """
+    if spec.format is not ModelFormat.GGUF:
+        return spec.weights_bytes
+    embedding = next((tensor for tensor in spec.tensors if tensor.name in _EMBEDDING), None)
+    copied = [tensor.type in _REPACKED and len(tensor.shape) > 1 and tensor is not embedding for tensor in spec.tensors]
+    copies = sum(tensor.size_bytes for tensor, is_copied in zip(spec.tensors, copied, strict=True) if is_copied)
+    in_place = [index for index, is_copied in enumerate(copied) if not is_copied]
+    mapped = sum(tensor.size_bytes for tensor in spec.tensors[in_place[0] : in_place[-1] + 1]) if in_place else 0
+    if head_is_tied and embedding is not None and embedding.type in _REPACKED:
+        copies += embedding.size_bytes
+    return mapped + copies
 
 
 def _cuda_bytes(tensor: Tensor, form: ModelFormat) -> int:

@@ -1,0 +1,186 @@
+"""`llamarack plan` from the outside: what it prints, writes and exits with."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from llamarack import config
+from llamarack.cli.plan import plan as plan_command
+from llamarack.errors import ConfigError, DoesNotFit, UsageError
+from llamarack.plan.planner import plan_group
+from tests.plan.files import sparse_gguf, sparse_safetensors
+from tests.plan.shapes import LLAMA2_7B, LLAMA2_13B, SMOLLM2
+
+app = typer.Typer()
+app.command()(plan_command)
+runner = CliRunner()
+
+
+def run(*arguments: object, raises: type[Exception] | None = None):
+    result = runner.invoke(app, [str(one) for one in arguments], env={"COLUMNS": "220"})
+    if raises is None:
+        assert result.exception is None, result.exception
+        assert result.exit_code == 0
+    else:
+        assert isinstance(result.exception, raises), result.exception
+    return result
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        "13b": sparse_safetensors(folder / "llama-2-13b-hf", LLAMA2_13B),
+        "7b-q8": sparse_gguf(folder / "llama-2-7b.Q8_0.gguf", LLAMA2_7B, "Q8_0"),
+        "7b-q4": sparse_gguf(folder / "llama-2-7b.Q4_0.gguf", LLAMA2_7B, "Q4_0"),
+        "small": sparse_gguf(folder / "small.gguf", SMOLLM2, "Q8_0"),
+    }
+
+
+def test_table_names_cards_terms_ways_and_limits(files):
+    text = run(files["7b-q8"], "--gpus", "RTX 4090 x2").stdout
+    for words in (
+        "NVIDIA GeForce RTX 4090",
+        "weights",
+        "kv",
+        "context",
+        "2 replicas",
+        "tokens/s",
+        "limits of the first",
+    ):
+        assert words in text
+
+
+def test_refusal_exits_4_and_says_what_would_do(files):
+    result = run(files["13b"], "--gpus", "RTX 4090", raises=DoesNotFit)
+    error = result.exception
+    assert isinstance(error, DoesNotFit)
+    assert error.exit_code == 4
+    assert "`llama-2-13b-hf` at 4096 tokens x 5 does not fit" in error.message
+    assert "W8A8" in (error.hint or "")
+    assert "nearest, does not fit" in result.stdout
+
+
+def test_json_is_the_record_with_stable_keys(files):
+    record = json.loads(run(files["13b"], "--gpus", "RTX 4090 x2", "--json").stdout)
+    assert record["schema_version"] == 1
+    best = record["candidates"][0]
+    assert {"engine", "replicas", "tensor_parallel", "pipeline_parallel", "split_mode", "tensor_split", "fits"} <= {
+        *best
+    }
+    assert {"tight", "reasons", "cards", "max_sequences", "max_context_tokens", "predicted"} <= {*best}
+    assert (best["tensor_parallel"], best["tight"]) == (2, True)
+    assert best["cards"][0]["total_bytes"] == sum(best["cards"][0]["terms"].values())
+    assert {*best["predicted"]} == {"first_token_s", "per_token_s", "tokens_per_s"}
+
+
+def test_json_of_a_refusal_is_still_the_record(files):
+    result = run(files["13b"], "--gpus", "RTX 4090", "--json", raises=DoesNotFit)
+    assert json.loads(result.stdout)["candidates"][0]["fits"] is False
+
+
+def test_written_file_is_what_serve_reads_and_plans_to_the_same(files, tmp_path):
+    from llamarack.model.read import read_model
+    from llamarack.plan.catalogue import machine_of
+
+    path = tmp_path / "rack.yaml"
+    shown = json.loads(run(files["13b"], "--gpus", "RTX 4090 x2", "--json", "-o", path).stdout)["candidates"][0]
+    (model,) = config.load(path).deployment.models
+    (group,) = model.groups
+    assert (group.engine, group.tensor_parallel, group.gpus) == ("vllm", 2, [[0, 1]])
+    again = plan_group(read_model(model.path), group, machine_of("RTX 4090 x2"), model_name=model.name)
+    assert again.fits
+    assert [card.total_bytes for card in again.cards] == [card["total_bytes"] for card in shown["cards"]]
+
+
+def test_coarser_file_becomes_a_fallback(files, tmp_path):
+    path = tmp_path / "rack.yaml"
+    run(files["7b-q4"], "--also", files["7b-q8"], "--gpus", "RTX 4090", "-o", path)
+    (model,) = config.load(path).deployment.models
+    assert model.path == files["7b-q8"]
+    assert model.fallbacks == [files["7b-q4"]]
+
+
+def test_nothing_is_written_where_nothing_fits(files, tmp_path):
+    path = tmp_path / "rack.yaml"
+    run(files["13b"], "--gpus", "T4", "-o", path, raises=DoesNotFit)
+    assert not path.exists()
+
+
+def test_explain_shows_formulas_refused_ways_and_the_sum(files):
+    text = run(files["13b"], "--gpus", "RTX 4090 x2", "--explain").stdout
+    assert "every matrix cut 2 ways" in text
+    assert "= 21.9 GiB, at most" in text
+    assert "40 heads do not divide by 3" in run(files["13b"], "--gpus", "RTX 4090 x3", "--explain").stdout
+
+
+def test_budget_table_has_both_sizes_and_three_precisions():
+    text = run("--table", "llama2", "--concurrency", "1").stdout
+    assert text.count("LLaMA-2-7B") == text.count("LLaMA-2-13B") == 6
+    rows = json.loads(run("--table", "llama2", "--json", "--concurrency", "1").stdout)
+    verdicts = {
+        (row["model"], row["precision"], row["engine"]): dict(zip(rows["cards"], row["verdicts"], strict=True))
+        for row in rows["rows"]
+    }
+    assert verdicts["LLaMA-2-13B", "fp16", "vllm"]["RTX 4090"] == "no"
+    assert verdicts["LLaMA-2-13B", "fp16", "vllm"]["RTX 4090 x2"] == "fits"
+    assert verdicts["LLaMA-2-7B", "INT4", "llamacpp"]["RTX 4090"] == "fits"
+
+
+def test_articles_file_is_planned_and_written(files, tmp_path):
+    split, path = tmp_path / "gpu-split.yaml", tmp_path / "rack.yaml"
+    split.write_text(f"model_path: {files['7b-q8']}\nsplit_ratio: [0.7, 0.3]\nbatch_size: 128\nthreads: 8\n")
+    result = run("--from", split, "--gpus", "RTX 4090 x2", "--json", "-o", path)
+    (candidate,) = json.loads(result.stdout)["candidates"]
+    assert candidate["tensor_split"] == [0.7, 0.3]
+    assert candidate["cards"][0]["terms"]["weights_bytes"] > 2 * candidate["cards"][1]["terms"]["weights_bytes"]
+    (group,) = config.load(path).deployment.models[0].groups
+    assert (group.tensor_split, group.limits.threads, group.limits.batch_tokens) == ([0.7, 0.3], 8, 128)
+
+
+def test_file_of_two_models_is_planned_on_shared_cards(files, tmp_path):
+    path, out = tmp_path / "two.yaml", tmp_path / "out.yaml"
+    path.write_text(
+        "schema_version: 1\nmodels:\n"
+        f"  - {{name: chat, path: {files['7b-q8']}, gpus: [0], limits: {{sequences: 2}}}}\n"
+        f"  - {{name: small, path: {files['small']}, gpus: [0], limits: {{sequences: 2}}}}\n"
+    )
+    plans = json.loads(run(path, "--gpus", "RTX 4090", "--json", "-o", out).stdout)["plans"]
+    first, second = (plan["candidates"][0] for plan in plans)
+    assert second["cards"][0]["memory_free_bytes"] == (
+        first["cards"][0]["memory_free_bytes"] - first["cards"][0]["total_high_bytes"]
+    )
+    assert [model.name for model in config.load(out).deployment.models] == ["chat", "small"]
+
+
+def test_models_that_do_not_fit_together_are_refused(files, tmp_path):
+    path = tmp_path / "two.yaml"
+    group = "gpus: [0], limits: {sequences: 4}"
+    path.write_text(
+        "schema_version: 1\nmodels:\n"
+        f"  - {{name: a, path: {files['7b-q8']}, {group}}}\n  - {{name: b, path: {files['7b-q8']}, {group}}}\n"
+    )
+    error = run(path, "--gpus", "RTX 4090", raises=DoesNotFit).exception
+    assert isinstance(error, DoesNotFit)
+    assert "`b`" in error.message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ([], UsageError, "`MODEL` is missing"),
+        (["{13b}", "--engine", "llamacpp"], UsageError, "reads gguf"),
+        (["{13b}", "--kv-dtype", "f8"], UsageError, "no `f8`"),
+        (["{13b}", "--gpus", "RTX 40"], UsageError, "no card"),
+        (["{13b}", "--context", "100", "--input-tokens", "100", "--output-tokens", "1"], UsageError, "--context"),
+        (["/not/there.yaml"], ConfigError, "is not there"),
+    ],
+)
+def test_bad_arguments_are_refused_in_words(files, arguments, error, words):
+    given = [argument.format(**files) for argument in arguments]
+    if "--gpus" not in given:
+        given += ["--gpus", "H200"]
+    assert words in str(run(*given, raises=error).exception)
