@@ -1,0 +1,147 @@
+"""The page, the Markdown and the terminal table: complete, self-contained, right also when there is little to show."""
+
+import io
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from llamarack.measure.knee import knee
+from llamarack.measure.record import ErrorKind
+from llamarack.measure.result import RECORDS_NAME
+from llamarack.report.bench_charts import bench_charts, ecdf, pareto, throughput
+from llamarack.report.bench_rows import overview, reasons
+from llamarack.report.html import bench_html
+from llamarack.report.markdown import bench_markdown
+from llamarack.report.terminal import print_bench
+from llamarack.report.write import write_bench_report
+from tests.measure.streams import stream
+from tests.report.results import bench_result, numbered, steady
+
+FAILED = [stream(scheduled_ms=n, finished_ms=5, error_kind=ErrorKind.IN_BAND) for n in range(5)]
+
+
+class _Page(HTMLParser):
+    """Collects tags and what they would load."""
+
+    VOID = ("meta", "line", "circle", "polyline", "text", "br")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.loads: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data")]
+        if tag not in ("meta",):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def _read(page: str) -> _Page:
+    parser = _Page()
+    parser.feed(page)
+    assert parser.open == []
+    return parser
+
+
+@pytest.mark.parametrize("levels", [[], [steady()], [steady(), steady()], [FAILED], [steady(), FAILED]])
+def test_page_is_well_formed_and_loads_nothing_whatever_was_measured(levels) -> None:
+    page = bench_html(bench_result(*levels), numbered(*levels))
+    parsed = _read(page)
+    assert parsed.loads == []
+    assert not {"script", "link", "img", "iframe"} & set(parsed.tags)
+    assert not re.search(r"@import|url\(|https?://(?!h:1)", page)
+    assert "NaN" not in page
+    assert "None" not in page
+    assert "inf" not in re.sub(r"information|infer", "", page.lower())
+
+
+def test_page_escapes_what_the_server_said() -> None:
+    result = bench_result(steady(), notes=("<b>note</b>",))
+    page = bench_html(result, numbered(steady()))
+    assert "m<script>" not in page
+    assert "<b>note</b>" not in page
+    assert "&lt;b&gt;note&lt;/b&gt;" in page
+
+
+def test_invalid_run_says_so_in_every_form_and_gives_the_reason() -> None:
+    result = bench_result(FAILED)
+    assert any("failures: 5 of 5" in reason for reason in reasons(result))
+    console = Console(file=io.StringIO(), width=200)
+    print_bench(result, console)
+    for text in (bench_html(result, FAILED), bench_markdown(result), console.file.getvalue()):  # type: ignore[attr-defined]
+        assert "INVALID" in text
+        assert "failures: 5 of 5" in text
+
+
+def test_unsupported_quantiles_and_unknown_values_are_dashes() -> None:
+    (row,) = overview(bench_result(steady(40))).rows
+    cells = dict(zip(overview(bench_result(steady(40))).headers, row, strict=True))
+    assert cells["p99"] == "–"
+    assert cells["first token p50"] == "20 ms"
+    assert cells["running"] == "–"
+    assert cells["tokens/s"].startswith("50.0")
+
+
+def test_markdown_tables_have_as_many_cells_as_headers_and_escape_pipes() -> None:
+    text = bench_markdown(bench_result(steady(), steady()))
+    assert "m&lt;script>\\|" in text
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
+
+
+def test_written_report_reads_the_records_beside_it(tmp_path: Path) -> None:
+    (tmp_path / RECORDS_NAME).write_bytes(b"")
+    page = write_bench_report(bench_result(steady()), tmp_path)
+    assert page.read_text().startswith("<!doctype html>")
+    assert (tmp_path / "report.md").exists()
+
+
+def test_charts_carry_the_measured_numbers() -> None:
+    result = bench_result(steady(), steady())
+    (line,) = throughput(result.points).lines
+    assert [x for x, _ in line.points] == [1.0, 2.0]
+    assert [y for _, y in line.points] == pytest.approx([50.0, 50.0])
+    (front,) = pareto(result.points).lines
+    assert list(front.points[0]) == pytest.approx([50.0, 50.0])
+    course = [chart for chart in bench_charts(result, numbered(steady(), steady())) if "Rate along" in chart.title]
+    assert len(course) == 2
+    rates = [rate for _, rate in course[0].lines[0].points]
+    assert sum(rates) / len(rates) == pytest.approx(50.0, rel=0.02)
+
+
+def test_ecdf_rises_from_zero_to_one_through_every_value() -> None:
+    assert ecdf([3.0, 1.0, 2.0, 2.0]) == ((1.0, 0.0), (1.0, 0.25), (2.0, 0.5), (2.0, 0.75), (3.0, 1.0))
+    assert ecdf([]) == ()
+    thinned = ecdf([float(i) for i in range(100_000)])
+    assert len(thinned) < 3000
+    assert thinned[-1] == (99_999.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected"),
+    [([10, 20, 39, 40], 2), ([10, 20, 40, 80], 3), ([50, 50, 50, 20], 0), ([10, None, 12, None], 2), ([10], None)],
+)
+def test_knee_is_the_first_level_with_nine_tenths_of_the_best(rates, expected) -> None:
+    assert knee([2.0**i for i in range(len(rates))], rates) == expected
+
+
+def test_open_loop_counts_first_tokens_from_the_scheduled_time() -> None:
+    late = [replace(record, sent_monotonic_ns=record.scheduled_monotonic_ns + 10_000_000) for record in steady()]
+    result = bench_result(late)
+    open_point = replace(result.points[0], concurrency=None, rate_per_s=10.0)
+    table = overview(replace(result, points=(open_point,)))
+    assert dict(zip(table.headers, table.rows[0], strict=True))["first token p50"] == "20 ms"
+    assert dict(zip(table.headers, overview(result).rows[0], strict=True))["first token p50"] == "10 ms"
+    assert "was scheduled" in (table.note or "")
