@@ -145,3 +145,13 @@ def test_open_loop_counts_first_tokens_from_the_scheduled_time() -> None:
     assert dict(zip(table.headers, table.rows[0], strict=True))["first token p50"] == "20 ms"
     assert dict(zip(table.headers, overview(result).rows[0], strict=True))["first token p50"] == "10 ms"
     assert "was scheduled" in (table.note or "")
+
+
+def test_terminal_table_is_whole_and_aligned_on_a_narrow_terminal() -> None:
+    console = Console(file=io.StringIO(), width=40)
+    print_bench(bench_result(steady(), steady()), console)
+    header, first, second = console.file.getvalue().splitlines()[:3]  # type: ignore[attr-defined]
+    assert header.split()[0] == "load"
+    assert header.endswith("verdict")
+    assert len(header) == len(first) == len(second)
+    assert first.endswith("valid")

@@ -16,6 +16,7 @@ def _chart(*lines: Line, **more) -> Chart:
 
 def _circles(drawing: str) -> list[tuple[float, float]]:
     found = ElementTree.fromstring(drawing).findall("circle")
+    found = [circle for circle in found if "key" not in circle.attrib["class"]]
     return [(float(c.attrib["cx"]), float(c.attrib["cy"])) for c in found]
 
 
@@ -62,3 +63,21 @@ def test_ticks_cover_the_range_in_round_steps(low: float, high: float) -> None:
     assert ticks[0] <= low
     assert ticks[-1] >= high
     assert 2 <= len(ticks) <= 8
+
+
+def test_legend_of_many_lines_stays_inside_and_above_the_frame() -> None:
+    lines = [Line(name=f"concurrency {i}", points=((0, 1), (1, 2))) for i in range(12)]
+    root = ElementTree.fromstring(svg(_chart(*lines)))
+    keys = [c for c in root.findall("circle") if "key" in c.attrib["class"]]
+    assert len(keys) == 12
+    assert all(LEFT <= float(key.attrib["cx"]) <= WIDTH - RIGHT for key in keys)
+    highest = min(y for _, y in _circles(svg(_chart(*lines))))
+    assert max(float(key.attrib["cy"]) for key in keys) < highest
+    assert len({float(key.attrib["cy"]) for key in keys}) > 1
+
+
+def test_mark_near_the_right_edge_has_its_text_on_its_left() -> None:
+    chart = _chart(Line(name="a", points=((1, 1), (8, 2))), marks=((1.0, "first"), (8.0, "last")))
+    anchors = {t.text: t.attrib.get("text-anchor") for t in ElementTree.fromstring(svg(chart)).findall("text")}
+    assert anchors["first"] is None
+    assert anchors["last"] == "end"

@@ -41,10 +41,16 @@ def _x_label(points: Sequence[PointResult]) -> str:
 
 
 def _knee_mark(points: Sequence[PointResult]) -> tuple[tuple[float, str], ...]:
+    """Of the valid levels: an invalid one proves nothing about where the knee is."""
+    points = [point for point in points if point.valid]
     at = knee([_load(point) for point in points], [point.output_tokens_per_s for point in points])
     if at is None:
         return ()
     return ((_load(points[at]), f"knee: {KNEE_FRACTION:.0%} of the best rate"),)
+
+
+def _time(seconds: float) -> str:
+    return "0" if seconds == 0 else format_duration(seconds)
 
 
 def throughput(points: Sequence[PointResult]) -> Chart:
@@ -78,7 +84,7 @@ def first_token(points: Sequence[PointResult]) -> Chart:
         y_label="time",
         lines=(line("p50"), line("p90")),
         x_is_log=True,
-        format_y=format_duration,
+        format_y=_time,
         marks=_knee_mark(points),
     )
 
@@ -96,7 +102,7 @@ def per_token_spread(named: Sequence[tuple[str, Sequence[RequestRecord]]]) -> Ch
         y_label="share",
         lines=tuple(lines),
         x_from_zero=False,
-        format_x=format_duration,
+        format_x=_time,
         format_y="{:.0%}".format,
     )
 
@@ -161,6 +167,6 @@ def course(name: str, records: Sequence[RequestRecord]) -> tuple[Chart, ...]:
             x_label="seconds (when sent)",
             y_label="time",
             lines=(Line(name="first token", points=tuple(thinned), style="dots"),),
-            format_y=format_duration,
+            format_y=_time,
         ),
     )

@@ -13,6 +13,7 @@ from typing import Literal
 
 WIDTH, HEIGHT = 640, 340
 LEFT, RIGHT, TOP, BOTTOM = 70, 16, 34, 48
+LEGEND_ROW, CHARACTER = 18, 6.6  # height of a row of the legend, mean width of a letter at its size
 NUM_COLOURS = 8
 
 Point = tuple[float, float]
@@ -68,10 +69,11 @@ def svg(chart: Chart) -> str:
     else:
         x, x_ticks = _x_scale(xs, chart)
         y_ticks = nice_ticks(0.0, max(*ys, 1e-12))
-        y = _Scale(low=0.0, high=max(y_ticks[-1], max(ys)), start=HEIGHT - BOTTOM, end=TOP)
-        body = _axes(chart, x, x_ticks, y, y_ticks) + _marks(chart, x)
+        legend, top = _legend(chart)
+        y = _Scale(low=0.0, high=max(y_ticks[-1], max(ys)), start=HEIGHT - BOTTOM, end=top)
+        body = _axes(chart, x, x_ticks, y, y_ticks) + _marks(chart, x, top)
         body += "".join(_line(line, number, x, y) for number, line in enumerate(chart.lines))
-        body += _legend(chart)
+        body += legend
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(chart.title, quote=True)}">'
         f'<text class="title" x="{LEFT}" y="18">{escape(chart.title)}</text>{body}</svg>'
@@ -118,12 +120,17 @@ def _axes(chart: Chart, x: _Scale, x_ticks: Sequence[float], y: _Scale, y_ticks:
     return "".join(parts)
 
 
-def _marks(chart: Chart, x: _Scale) -> str:
-    return "".join(
-        f'<line class="mark" x1="{x(at):.1f}" x2="{x(at):.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
-        f'<text class="axis" x="{x(at) + 5:.1f}" y="{HEIGHT - BOTTOM - 8}">{escape(text)}</text>'
-        for at, text in chart.marks
-    )
+def _marks(chart: Chart, x: _Scale, top: float) -> str:
+    parts = []
+    for at, text in chart.marks:
+        place = x(at)
+        is_right = place > (LEFT + WIDTH - RIGHT) / 2
+        anchor = f'x="{place - 5:.1f}" text-anchor="end"' if is_right else f'x="{place + 5:.1f}"'
+        parts.append(
+            f'<line class="mark" x1="{place:.1f}" x2="{place:.1f}" y1="{top}" y2="{HEIGHT - BOTTOM}"/>'
+            f'<text class="axis" {anchor} y="{HEIGHT - BOTTOM - 8}">{escape(text)}</text>'
+        )
+    return "".join(parts)
 
 
 def _line(line: Line, number: int, x: _Scale, y: _Scale) -> str:
@@ -146,14 +153,18 @@ def _line(line: Line, number: int, x: _Scale, y: _Scale) -> str:
     return drawn
 
 
-def _legend(chart: Chart) -> str:
+def _legend(chart: Chart) -> tuple[str, float]:
+    """Rows under the title, and where the frame starts below them."""
     if len(chart.lines) < 2:
-        return ""
-    parts, right = [], float(WIDTH - RIGHT)
-    for number, line in reversed(list(enumerate(chart.lines))):
-        right -= 7.0 * len(line.name) + 20
+        return "", TOP
+    parts, left, y = [], float(LEFT), TOP
+    for number, line in enumerate(chart.lines):
+        width = CHARACTER * len(line.name) + 24
+        if left > LEFT and left + width > WIDTH - RIGHT:
+            left, y = float(LEFT), y + LEGEND_ROW
         parts.append(
-            f'<circle class="c{number % NUM_COLOURS}" cx="{right:.0f}" cy="14" r="4"/>'
-            f'<text class="axis" x="{right + 8:.0f}" y="18">{escape(line.name)}</text>'
+            f'<circle class="c{number % NUM_COLOURS} key" cx="{left + 4:.0f}" cy="{y - 4}" r="4"/>'
+            f'<text class="axis" x="{left + 12:.0f}" y="{y}">{escape(line.name)}</text>'
         )
-    return "".join(parts)
+        left += width
+    return "".join(parts), y + LEGEND_ROW

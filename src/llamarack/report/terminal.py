@@ -1,27 +1,35 @@
-"""A bench result for people at a terminal."""
+"""A bench result for people at a terminal: never wrapped or cut, whatever the width, so that it can be piped."""
 
 from __future__ import annotations
 
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from llamarack.measure.result import BenchResult
 from llamarack.report.bench_rows import Table, overview, reasons
 
+_GAP = "  "
+
 
 def print_bench(result: BenchResult, console: Console) -> None:
-    console.print(_rich(overview(result)))
-    for note in result.notes:
-        console.print(Text(f"note: {note}"))
-    for reason in reasons(result):
-        console.print(Text(f"INVALID  {reason}" if "first failure" not in reason else f"         {reason}"))
+    lines = [*_lines(overview(result)), *(Text(f"note: {note}") for note in result.notes)]
+    lines += [Text(reason, style="red") for reason in reasons(result)]
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False)
 
 
-def _rich(table: Table) -> RichTable:
-    rich = RichTable(box=None, pad_edge=False, header_style="bold")
-    for number, header in enumerate(table.headers):
-        rich.add_column(header, justify="left" if number == 0 else "right", no_wrap=True)
+def _lines(table: Table) -> list[Text]:
+    widths = [max(map(cell_len, column)) for column in zip(table.headers, *table.rows, strict=True)]
+    lines = [Text(_row(table.headers, widths), style="bold")]
     for row in table.rows:
-        rich.add_row(*(Text(cell, style="bold red" if cell == "INVALID" else "") for cell in row))
-    return rich
+        line = Text(_row(row, widths))
+        line.highlight_words(["INVALID"], "bold red")
+        lines.append(line)
+    return lines
+
+
+def _row(cells: tuple[str, ...], widths: list[int]) -> str:
+    padded = [" " * (width - cell_len(cell)) for cell, width in zip(cells, widths, strict=True)]
+    first, *others = cells
+    return _GAP.join([first + padded[0], *(pad + cell for pad, cell in zip(padded[1:], others, strict=True))])
