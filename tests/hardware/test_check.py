@@ -7,19 +7,15 @@ import pytest
 
 from llamarack.hardware import check
 from llamarack.hardware.check import Request, findings, gather, taken_ports
-from tests.hardware.recorded import write_tree
 from tests.hardware.sound import sound
-from tests.hardware.test_detect import BLOCKING_PYNVML
 
 
 @pytest.mark.process
 def test_driver_and_disk_that_never_answer_are_found_and_do_not_hold_up_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, order: pytest.MonkeyPatch
 ) -> None:
-    write_tree(tmp_path, {"modules/pynvml.py": BLOCKING_PYNVML})
+    order.setenv("FAKE_NVML", "hang")
     os.mkfifo(tmp_path / "model.gguf")  # nobody writes to it: opening it blocks like a dead network disk
-    paths = [str(tmp_path / "modules"), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     started_s = time.monotonic()
     evidence = gather(Request(model_paths=(tmp_path / "model.gguf",)), deadline_s=5)
     assert time.monotonic() - started_s < 30

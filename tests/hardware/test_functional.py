@@ -1,5 +1,3 @@
-import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,25 +11,6 @@ from llamarack.units import KIB, MIB
 from tests.hardware.sound import sound
 
 CARDS = sound().machine.cards
-
-
-@pytest.fixture(scope="module")
-def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a `libcuda.so.1` of two cards in host memory."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler for the stand-in of CUDA's driver library; install gcc")
-    folder = tmp_path_factory.mktemp("cuda")
-    source = Path(__file__).parent / "fake_cuda.c"
-    command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(folder / "libcuda.so.1"), str(source)]
-    subprocess.run(command, check=True, timeout=60)
-    return folder
-
-
-@pytest.fixture
-def order(fake_cuda: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda))
-    return monkeypatch
 
 
 def run(deadline_s: float = 30) -> functional.Functional:
