@@ -173,3 +173,23 @@ def test_model_on_a_disk_that_does_not_answer_is_not_opened(tmp_path: Path) -> N
     missing = tmp_path / "away.gguf"
     missing.write_bytes(b"not a model")
     assert deployment_findings(load(missing), made.sound().machine, {str(missing)}) == []
+
+
+def test_model_with_holes_is_found(model: Path) -> None:
+    size = model.stat().st_size
+    content = model.read_bytes()[: size // 4]
+    model.unlink()
+    with model.open("wb") as file:
+        file.write(content)
+        file.truncate(size)
+    found = deployment_findings(load(model), made.sound().machine, set())
+    assert "file_has_holes" in {finding.code for finding in found}
+
+
+def test_tokenizer_named_in_the_file_is_held_against_the_weights(model: Path) -> None:
+    plain = {finding.code for finding in deployment_findings(load(model), made.sound().machine, set())}
+    empty = model.with_name("empty")
+    empty.mkdir()
+    text = f"    tokenizer: {empty}"
+    named = {finding.code for finding in deployment_findings(load(model, text), made.sound().machine, set())}
+    assert "tokenizer_missing" in named - plain

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import orjson
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from llamarack import config
+from llamarack.cli.console import data, print_json
 from llamarack.config import Deployment, Group, Model
 from llamarack.errors import HardwareError, LlamarackError
 from llamarack.hardware.check import Request, findings, gather, worst_first
@@ -20,6 +20,8 @@ from llamarack.hardware.evidence import Evidence, Wanted
 from llamarack.hardware.finding import Finding, Severity
 from llamarack.hardware.machine import Machine
 from llamarack.hardware.summary import summary_lines
+from llamarack.model.check import check_identity
+from llamarack.model.completeness import check_completeness
 from llamarack.model.read import read_model
 from llamarack.model.spec import ModelSpec
 from llamarack.plan.planner import plan_group
@@ -59,7 +61,7 @@ def check(
         found += _model_findings(file)[1]
     ordered = worst_first(found)
     if json:
-        typer.echo(orjson.dumps(record(evidence, ordered), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS))
+        print_json(orjson.dumps(record(evidence, ordered), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS))
     else:
         _print(evidence, ordered)
     if any(finding.severity is Severity.ERROR for finding in ordered):
@@ -98,18 +100,23 @@ def deployment_findings(deployment: Deployment, machine: Machine, hung: set[str]
             path = model.path_of(group)
             if str(path) in hung:
                 continue
-            spec, problems = _model_findings(path)
+            spec, problems = _model_findings(path, model.tokenizer)
             found += problems
             if spec is not None:
                 found += _plan_findings(spec, model, group, machine, claimed)
     return list(dict.fromkeys(found))
 
 
-def _model_findings(path: Path) -> tuple[ModelSpec | None, list[Finding]]:
+def _model_findings(path: Path, tokenizer: Path | None = None) -> tuple[ModelSpec | None, list[Finding]]:
+    """Identity and completeness. Checksums are left out: reading a whole model takes longer than a check may."""
     try:
-        return read_model(path), []
+        spec = read_model(path)
     except LlamarackError as error:
         return None, [_of_error(error, str(path), "the engine cannot load it")]
+    try:
+        return spec, [*check_completeness(spec, checksums=False), *check_identity(spec, tokenizer)]
+    except LlamarackError as error:
+        return spec, [_of_error(error, str(tokenizer or path), "its tokenizer cannot be held against the weights")]
 
 
 def _plan_findings(
@@ -167,18 +174,17 @@ def record(evidence: Evidence, found: tuple[Finding, ...]) -> dict[str, Any]:
 
 
 def _print(evidence: Evidence, found: tuple[Finding, ...]) -> None:
-    console = Console(highlight=False, soft_wrap=True)
     for line in summary_lines(evidence):
-        console.print(escape(line))
-    console.print()
+        data.print(escape(line))
+    data.print()
     for finding in found:
-        console.print(f"{_MARKS[finding.severity]} [bold]{finding.code}[/]  {escape(finding.subject)}")
-        console.print(f"  seen  {escape(finding.seen)}\n  why   {escape(finding.why)}\n  fix   {escape(finding.fix)}")
+        data.print(f"{_MARKS[finding.severity]} [bold]{finding.code}[/]  {escape(finding.subject)}")
+        data.print(f"  seen  {escape(finding.seen)}\n  why   {escape(finding.why)}\n  fix   {escape(finding.fix)}")
     counts = {severity: sum(finding.severity is severity for finding in found) for severity in Severity}
     if counts[Severity.ERROR]:
-        console.print(f"\n[bold red]not ready[/]: {_counted(counts)}")
+        data.print(f"\n[bold red]not ready[/]: {_counted(counts)}")
     else:
-        console.print(f"{chr(10) if found else ''}[bold green]ready[/]{': ' if found else ''}{_counted(counts)}")
+        data.print(f"{chr(10) if found else ''}[bold green]ready[/]{': ' if found else ''}{_counted(counts)}")
 
 
 def _counted(counts: dict[Severity, int]) -> str:
