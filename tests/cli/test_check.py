@@ -54,6 +54,7 @@ def test_sound_machine_prints_one_screen_and_ready(seen: Callable[[Evidence], No
     assert max(map(len, lines)) <= 120
     assert [line.split()[-2:] for line in lines if "NV18" in line] == [["X", "NV18"], ["NV18", "X"]]
     assert "64.0 MiB 0.25 ms" in result.stdout
+    assert "267 GB/s over the slowest link, 59% of its nominal rate" in result.stdout
 
 
 def test_error_is_printed_with_its_cure_and_ends_with_status_3(seen: Callable[[Evidence], None]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from llamarack.hardware import functional
-from llamarack.hardware.functional import Outcome, collective_of, pair_results, run_functional
+from llamarack.hardware.functional import Outcome, bus_rate, collective_of, pair_results, run_functional
 from llamarack.hardware.probe import Events, Probe, Status
 from llamarack.units import KIB, MIB
 from tests.hardware.sound import sound
@@ -47,7 +47,7 @@ def test_copy_through_the_host_that_loses_data_is_wrong(order: pytest.MonkeyPatc
 @pytest.mark.process
 def test_copy_that_never_ends_is_killed_and_its_pair_named(order: pytest.MonkeyPatch) -> None:
     order.setenv("FAKE_CUDA", "hang")
-    result = run(deadline_s=8)
+    result = run(deadline_s=5)
     assert outcomes(result, direct=True) == {(0, 1): Outcome.HUNG}
     assert set(outcomes(result, direct=False).values()) == {Outcome.OK}
     assert result.context_bytes is not None
@@ -103,6 +103,14 @@ def test_outcome_of_an_all_reduce_is_told_by_how_far_it_came(
     status: Status, events: tuple[dict[str, object], ...], outcome: Outcome
 ) -> None:
     assert collective(status, *events).outcome is outcome
+
+
+def test_bus_rate_is_that_of_nccl_s_own_tests() -> None:
+    """nccl-tests, PERFORMANCE.md: bus bandwidth of an all-reduce = size / time · 2 (n-1)/n."""
+    assert bus_rate(functional.ReduceResult(size_bytes=64 * MIB, seconds=251e-6, correct=True), 2) == pytest.approx(
+        267.4e9, rel=1e-3
+    )
+    assert bus_rate(functional.ReduceResult(size_bytes=1000, seconds=1.0, correct=True), 4) == 1500
 
 
 def test_wrong_matrix_product_is_kept_with_its_rank() -> None:

@@ -7,5 +7,6 @@
 - `loadlock`: one model load at a time on this machine
 - `environment`, `visible`, `disk`, `versions`: variables, limits, CUDA_VISIBLE_DEVICES, model disk, engine builds
 - `peer`, `functional`, `data/collective.py`: do the cards work, alone and together?
-- `check`, `rules_cards`, `rules_environment`, `rules_functional`: from evidence to findings; `summary`: one screen
+- `check`: from looks to findings, by `rules_driver`, `rules_cards`, `rules_environment`, `rules_disk`,
+  `rules_functional`; `summary`: one screen
 """

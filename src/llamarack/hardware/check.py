@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llamarack.hardware import environment, rules_cards, rules_environment, rules_functional
+from llamarack.hardware import environment, rules_cards, rules_disk, rules_driver, rules_environment, rules_functional
 from llamarack.hardware.detect import machine_of, nvml_of
 from llamarack.hardware.disk import ModelDisk
 from llamarack.hardware.evidence import Evidence, TakenPort, Unanswered, Wanted
@@ -31,7 +31,13 @@ from llamarack.hardware.versions import (
 
 OVERALL_DEADLINE_S = 55.0  # the promise is 60 s; the rest is for reading the file and printing
 _LOOK_DEADLINE_S = 15.0  # every look but the functional tests; they run side by side
-_RULES = (*rules_cards.RULES, *rules_environment.RULES, *rules_functional.RULES)
+_RULES = (
+    *rules_driver.RULES,
+    *rules_cards.RULES,
+    *rules_environment.RULES,
+    *rules_disk.RULES,
+    *rules_functional.RULES,
+)
 _WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from llamarack.hardware.machine import Card
+from llamarack.hardware.machine import Card, Link
 from llamarack.hardware.probe import Events, Probe, Status, module_command
 
 _COLLECTIVE_SCRIPT = Path(__file__).parent / "data" / "collective.py"
@@ -170,3 +170,13 @@ def _collective_outcome(ran: Events, reduces: Sequence[ReduceResult]) -> Outcome
         # Before the cards have computed, the time went into starting torch, which says nothing about the links.
         return Outcome.HUNG if ran.named("matrix") else Outcome.NOT_REACHED
     return Outcome.FAILED
+
+
+def bus_rate(result: ReduceResult, world: int) -> float:
+    """Bytes per second over one card's link: an all-reduce moves 2 (n-1)/n of the message each way."""
+    return 2 * (world - 1) / world * result.size_bytes / result.seconds if result.seconds else 0.0
+
+
+def slowest_link(cards: Sequence[Card]) -> Link | None:
+    links = [link for card in cards for link in card.links if link.bandwidth_bytes_per_s is not None]
+    return min(links, key=lambda link: link.bandwidth_bytes_per_s or 0.0, default=None)

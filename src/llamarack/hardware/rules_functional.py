@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from llamarack.hardware.evidence import Evidence
 from llamarack.hardware.finding import Finding, Severity
-from llamarack.hardware.functional import Outcome, PairResult, ReduceResult
-from llamarack.hardware.machine import Card, Link
+from llamarack.hardware.functional import Outcome, PairResult, bus_rate, slowest_link
 from llamarack.units import MIB, format_bytes, format_duration
 
 # Share of the link's nominal rate that an all-reduce of 64 MiB reaches on sound machines, in the customary measure
@@ -195,16 +194,6 @@ def not_run(evidence: Evidence) -> Iterator[Finding]:
             if functional is not None
             else "llamarack check, without --no-functional",
         )
-
-
-def bus_rate(result: ReduceResult, world: int) -> float:
-    """Bytes per second over one card's link: an all-reduce moves 2 (n-1)/n of the message each way."""
-    return 2 * (world - 1) / world * result.size_bytes / result.seconds if result.seconds else 0.0
-
-
-def slowest_link(cards: Sequence[Card]) -> Link | None:
-    links = [link for card in cards for link in card.links if link.bandwidth_bytes_per_s is not None]
-    return min(links, key=lambda link: link.bandwidth_bytes_per_s or 0.0, default=None)
 
 
 def _pairs(pairs: Sequence[PairResult]) -> str:

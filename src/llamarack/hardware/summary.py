@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llamarack.hardware.evidence import Evidence
-from llamarack.hardware.functional import Functional, Outcome
+from llamarack.hardware.functional import Collective, Functional, Outcome, bus_rate, slowest_link
 from llamarack.hardware.machine import Card, Link, LinkKind
 from llamarack.units import MIB, format_bytes, format_duration, format_rate
 
@@ -35,7 +35,7 @@ def summary_lines(evidence: Evidence) -> Iterator[str]:
         rest = f"{cached} in memory, {format_duration(disk.predicted_read_s)} to read the rest"
         yield _row("disk", f"{disk.path}: {format_bytes(disk.size_bytes)} on {disk.file_system}, {speed}, {rest}")
     if evidence.functional is not None:
-        yield from _functional_lines(evidence.functional)
+        yield from _functional_lines(evidence, evidence.functional)
 
 
 def _card_lines(evidence: Evidence) -> Iterator[str]:
@@ -72,7 +72,7 @@ def _cell(card: Card, peer: Card) -> str:
     return f"NV{link.lanes}" if link.kind is LinkKind.NVLINK else _SHORT[link.kind]
 
 
-def _functional_lines(functional: Functional) -> Iterator[str]:
+def _functional_lines(evidence: Evidence, functional: Functional) -> Iterator[str]:
     if functional.context_bytes:
         sizes = sorted({f"{size / MIB:.0f} MiB" for size in functional.context_bytes.values()})
         yield _row("context", f"a bare CUDA context takes {' or '.join(sizes)} of a card")
@@ -83,16 +83,21 @@ def _functional_lines(functional: Functional) -> Iterator[str]:
         if pairs:
             slowest = f", slowest {min(rates) / 1e9:.1f} GB/s" if rates else ""
             yield _row("copies", f"{len(good)} of {len(pairs)} copies between cards arrived {way}{slowest}")
-    collective = functional.collective
-    if collective is not None:
-        if collective.outcome is Outcome.OK:
-            right = collective.world - len(collective.matrix_wrong_ranks)
-            yield _row("compute", f"matrix product right on {right} of {collective.world}")
-        times = ", ".join(
-            f"{format_bytes(one.size_bytes)} {format_duration(one.seconds)}" for one in collective.reduces
-        )
-        yield _row("all-reduce", f"{collective.outcome.value}, {collective.world} ranks ({collective.backend})"
-                   + (f": {times}" if times else ""))  # fmt: skip
+    if functional.collective is not None:
+        yield from _collective_lines(functional.collective, slowest_link(evidence.machine.cards))
+
+
+def _collective_lines(collective: Collective, link: Link | None) -> Iterator[str]:
+    if collective.outcome is Outcome.OK:
+        right = collective.world - len(collective.matrix_wrong_ranks)
+        yield _row("compute", f"matrix product right on {right} of {collective.world}")
+    times = [f"{format_bytes(one.size_bytes)} {format_duration(one.seconds)}" for one in collective.reduces]
+    said = f"{collective.outcome.value}, {collective.world} ranks ({collective.backend})"
+    yield _row("all-reduce", ": ".join(filter(None, (said, ", ".join(times)))))
+    if times and link is not None and link.bandwidth_bytes_per_s and collective.backend == "nccl":
+        rate = bus_rate(collective.reduces[-1], collective.world)
+        share = rate / link.bandwidth_bytes_per_s
+        yield _row("", f"{rate / 1e9:.0f} GB/s over the slowest link, {share:.0%} of its nominal rate")
 
 
 def _row(name: str, text: str) -> str:
