@@ -6,17 +6,19 @@ block its reader for ever, so `check` asks a child.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import mmap
 import os
-import random
 import re
 import shutil
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy
 
 from llamarack.units import MIB
 
@@ -25,7 +27,6 @@ _NETWORK = re.compile(r"nfs4?|cifs|smb\w*|ceph|glusterfs|lustre|beegfs|gpfs|afs|
 _READ_LIMIT_BYTES = 256 * MIB
 _READ_LIMIT_S = 3.0
 _BLOCK_BYTES = 8 * MIB  # loaders and read-ahead ask for megabytes at a time
-_CACHE_SAMPLES = 256
 _WEIGHTS = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
 
 
@@ -37,7 +38,7 @@ class ModelDisk:
     is_network: bool | None
     is_rotational: bool | None
     free_bytes: int | None
-    cached_fraction: float | None  # of the largest weight file, by samples of its pages
+    cached_fraction: float | None  # of the largest weight file
     read_bytes_per_s: float | None
     read_direct: bool  # past the page cache; False: the speed may be that of memory
 
@@ -95,32 +96,29 @@ def file_system_of(path: Path, root: Path = Path("/")) -> str | None:
     return best[1] if best else None
 
 
-def cached_fraction(path: Path, samples: int = _CACHE_SAMPLES) -> float | None:
-    """Share of sampled pages that are read without waiting; None where the file system cannot tell.
+def cached_fraction(path: Path) -> float | None:
+    """Share of the file's pages in the page cache, by mincore(2), which fetches none of them.
 
-    A miss makes the kernel fetch that page: so read-ahead is off, and each call takes other pages than the last.
+    None where the kernel does not tell: it calls every page resident to a user who neither owns the file nor may
+    write to it. (A read with RWF_NOWAIT asks anybody's files, but starts a fetch and on a fast disk finds its result:
+    one try in twelve called a file warm of which nothing was resident.)
     """
-    size = path.stat().st_size
-    if size == 0:
+    status = path.stat()
+    if status.st_size == 0 or not (status.st_uid == os.geteuid() or os.access(path, os.W_OK)):
         return None
-    pages = range(-(-size // mmap.PAGESIZE))
-    offsets = [page * mmap.PAGESIZE for page in random.sample(pages, min(samples, len(pages)))]
-    buffer = bytearray(1)
-    hits = 0
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        for offset in offsets:
-            try:
-                os.preadv(descriptor, [buffer], offset, os.RWF_NOWAIT)
-                hits += 1
-            except BlockingIOError:
-                continue
-            except OSError:
-                return None
-    finally:
-        os.close(descriptor)
-    return hits / len(offsets)
+    library = ctypes.CDLL(None, use_errno=True)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
+        # numpy gives the address of read-only memory, which ctypes refuses to; a writable mapping of a large model
+        # would be counted as memory and fail.
+        content = numpy.frombuffer(mapping, numpy.uint8)
+        pages = numpy.zeros(-(-status.st_size // mmap.PAGESIZE), numpy.uint8)
+        failed = library.mincore(
+            ctypes.c_void_p(content.ctypes.data),
+            ctypes.c_size_t(status.st_size),
+            pages.ctypes.data_as(ctypes.POINTER(ctypes.c_ubyte)),
+        )
+        del content  # the mapping cannot be closed while something points into it
+    return None if failed else float((pages & 1).mean())
 
 
 def measure_read(path: Path, limit_bytes: int = _READ_LIMIT_BYTES) -> tuple[float | None, bool]:
