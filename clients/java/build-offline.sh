@@ -27,6 +27,7 @@ fi
 jars=/usr/share/java/jackson-databind.jar:/usr/share/java/jackson-core.jar:/usr/share/java/jackson-annotations.jar
 case "${1:-package}" in
   javadoc)
+    mkdir -p target
     exec javadoc --release 11 -Xdoclint:all -Werror -quiet -d target/javadoc -classpath "$jars" \
       -sourcepath src/main/java io.llamarack.client ;;
   classpath)

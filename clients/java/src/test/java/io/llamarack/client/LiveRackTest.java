@@ -105,22 +105,23 @@ class LiveRackTest {
     @Test
     void promptOverTheContextIsToldApart() {
         assertThrows(ContextLengthException.class,
-                () -> client.chat(ask("word ".repeat(200_000)).maxTokens(1).build()));
+                () -> client.chat(ask("word ".repeat(40_000)).maxTokens(1).build()));
     }
 
     /** Far more work than a CPU does in the time given: passes only when cancelled work really stops. */
     @Test
     void cancelInQueuePrefillAndDecodeFreesTheEngine() {
         ChatRequest endless = ask("Count from 1 to 100000.").maxTokens(3000).field("ignore_eos", true).build();
-        ChatRequest longPrompt = ask("one two three four five six seven ".repeat(250))
+        ChatRequest longPrompt = ask("one two three four five six seven ".repeat(60))
                 .maxTokens(3000).field("ignore_eos", true).build();
-        for (int round = 0; round < 3; round++) {
+        for (int round = 0; round < 2; round++) {
             List<CompletableFuture<ChatStream>> calls = new ArrayList<>();
-            for (int i = 0; i < 24; i++) {
-                calls.add(client.streamChatAsync(i % 2 == 0 ? endless : longPrompt, CallOptions.none()));
-            }
             try (ChatStream decoding = client.streamChat(endless)) {
-                assertTrue(decoding.iterator().hasNext());
+                decoding.iterator().next();
+                for (int i = 0; i < 12; i++) {
+                    calls.add(client.streamChatAsync(i % 2 == 0 ? longPrompt : endless, CallOptions.none()));
+                }
+                calls.get(0).join(); // accepted: some others are decoding or in prefill now, the rest wait
             }
             for (CompletableFuture<ChatStream> call : calls) {
                 if (!call.cancel(true)) {
@@ -128,7 +129,7 @@ class LiveRackTest {
                 }
             }
         }
-        CallOptions soon = CallOptions.none().withDeadline(Duration.ofSeconds(30));
+        CallOptions soon = CallOptions.none().withDeadline(Duration.ofSeconds(60));
         assertFalse(client.chat(ask("Hi").maxTokens(4).build(), soon).text().isEmpty());
     }
 
