@@ -1,5 +1,6 @@
 # make demo   serve a small real model and ask it a question
 # make test   everything a fresh machine can run
+# make test-java, test-gpu, proof-kills   tiers that need an install, a card, or time
 # PYTHON=/path/to/python3.11 chooses the interpreter; PIP_INDEX_URL, proxies and PIP_CERT are honoured by pip.
 PYTHON ?= python3
 VENV ?= .venv
@@ -7,13 +8,23 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-dev
 
-.PHONY: demo test check install install-dev clean
+.PHONY: demo test check test-java test-gpu proof-kills install install-dev clean
 
 demo: $(INSTALLED)
 	@$(BIN)/llamarack demo
 
 test: check
 	$(BIN)/python -m pytest -m "not vllm and not browser and not java and not gpu"
+
+test-java: $(DEVELOPMENT)
+	$(BIN)/python -m pytest -m java
+
+test-gpu: $(DEVELOPMENT)
+	$(BIN)/python -m pytest -m gpu
+
+# Long forms of what `make test` does shortly.
+proof-kills: $(DEVELOPMENT)
+	LLAMARACK_KILLS=200 $(BIN)/python -m pytest tests/supervise/test_kills.py
 
 check: $(DEVELOPMENT)
 	$(BIN)/ruff check .

@@ -93,7 +93,7 @@ async def test_measured_requests_are_exactly_those_asked_for_and_slots_stay_busy
 async def test_stop_breaks_off_what_is_in_flight() -> None:
     hung = Script(steps=steps(b": open\n\n"), end="hang")
     async with running(SHARE, lambda _: hung) as (signals, server):
-        while len(server.bodies) < 3:  # noqa: ASYNC110 - the loop's own turns are what is waited for
+        while len(server.bodies) < 3:
             await asyncio.sleep(0)
         signals.stop.set()
     assert [record.is_cancelled for record in signals.records] == [True] * 3

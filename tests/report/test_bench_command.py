@@ -31,7 +31,7 @@ async def run(script, *arguments: str, interrupt_after: int | None = None) -> tu
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        while len(server.bodies) < (interrupt_after or 0):  # noqa: ASYNC110 - a request count has no event
+        while len(server.bodies) < (interrupt_after or 0):
             await asyncio.sleep(0.01)
         if interrupt_after is not None:
             child.send_signal(signal.SIGINT)

@@ -98,6 +98,4 @@ def _environment(context: LaunchContext, engine: Installed) -> dict[str, str]:
             threads=plan.threads or len(cores),
             replica=int(context.replica.rpartition("-")[2]),
         )
-    return engine_environment(
-        os.environ, context.card_uuids, {**own, **context.group.env, KEY_VARIABLE: context.key}
-    )
+    return engine_environment(os.environ, context.card_uuids, {**own, **context.group.env, KEY_VARIABLE: context.key})

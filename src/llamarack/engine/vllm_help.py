@@ -38,9 +38,7 @@ def _ask(engine: Installed) -> str:
     command = [str(engine.python), "-m", API_SERVER, "--help=all"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "COLUMNS": "200"}
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env=environment
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env=environment)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StartFailed(f"vllm {engine.version} does not answer: {error}", hint=" ".join(command)) from error
     if done.returncode != 0 or "--tensor-parallel-size" not in done.stdout:
