@@ -16,6 +16,7 @@ from llamarack.errors import BadRequest, ModelNotFound
 from llamarack.supervise.table import ModelRow
 
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens")
+_LLAMACPP_LIMIT = "n_predict"  # wins over the others there; -1: without end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +99,14 @@ def for_engine(raw: bytes, parsed: Parsed, model: ModelRow) -> bytes:
 
 
 def _capped(value: dict[str, Any], cap: int | None) -> dict[str, Any]:
+    """Limits over the cap, and a cap where every limit was given as null or as endless."""
     if cap is None:
         return {}
-    return {name: cap for name in _OUTPUT_LIMITS if isinstance(value.get(name), int) and value[name] > cap}
+    given = {name: value[name] for name in (*_OUTPUT_LIMITS, _LLAMACPP_LIMIT) if name in value}
+    over = {name: cap for name, limit in given.items() if isinstance(limit, int | float) and not 0 <= limit <= cap}
+    if given and not over and all(limit is None for limit in given.values()):
+        return {"max_tokens": cap}
+    return over
 
 
 def _defaults(value: dict[str, Any], defaults: Defaults, cap: int | None) -> dict[str, Any]:
