@@ -59,10 +59,10 @@ class Admission:
         ready = ready_replicas(self.table.replicas, model)
         if not ready and not again:
             raise NotReady(f"the model `{model}` is not ready yet: {self._states(model)}", retry_after_s=5)
-        if not queue or again:
-            chosen = self._choose(ready, excluded)
-            if chosen is not None:
-                return self._reserve(chosen)
+        # Overtakes nobody: what is free now, everyone who waits was offered and excludes.
+        chosen = self._choose(ready, excluded)
+        if chosen is not None:
+            return self._reserve(chosen)
         if len(queue) >= self._max_queue_requests and not again:
             raise Overloaded(
                 f"{len(queue)} requests for `{model}` are waiting, the most that may", retry_after_s=self._wait_guess()
