@@ -76,10 +76,12 @@ class Counters:
 class Deviations:
     """Where an engine's stream differs from the wire rules; the gateway rewrites only what is named here.
 
-    `error_prefixes`: events that begin so carry an error inside a 200 stream.
+    `error_prefixes`: events that begin so carry an error inside a 200 stream. `tokenizes_as_vllm`: /tokenize takes
+    `prompt` or `messages` and /detokenize answers `prompt`; otherwise llama.cpp's `content`.
     """
 
     error_prefixes: tuple[bytes, ...] = (b'data: {"error"', b"error: ")
+    tokenizes_as_vllm: bool = False
 
 
 class Adaptor(Protocol):

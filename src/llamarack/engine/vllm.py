@@ -47,7 +47,7 @@ METRICS = MetricNames(
 class Vllm:
     name = "vllm"
     # An error inside a stream comes as `data: {"error": ...}`; otherwise its events are OpenAI's.
-    deviations = Deviations()
+    deviations = Deviations(tokenizes_as_vllm=True)
 
     def require_installed(self, group: Group, *, on_cards: bool) -> str | None:
         return engine_for(group, on_cards=on_cards).version

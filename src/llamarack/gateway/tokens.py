@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from llamarack.engine import ADAPTORS
 from llamarack.errors import BadRequest, UpstreamFailed
 from llamarack.gateway.upstream import EngineBroke, EnginePool
 from llamarack.supervise.table import ReplicaRow
@@ -14,6 +15,8 @@ from llamarack.supervise.table import ReplicaRow
 
 async def tokenize(pool: EnginePool, replica: ReplicaRow, value: dict[str, Any]) -> dict[str, Any]:
     """`{count, max_model_len, tokens}` for `prompt`, `messages` or `content`. Raises BadRequest, UpstreamFailed."""
+    if ADAPTORS[replica.engine].deviations.tokenizes_as_vllm:
+        return await _tokenize_by_vllm(pool, replica, value)
     if "messages" in value:
         rendered = await _post(pool, replica, "/apply-template", {"messages": value["messages"]})
         text, add_special = rendered["prompt"], False  # the template has written them
@@ -32,8 +35,22 @@ async def detokenize(pool: EnginePool, replica: ReplicaRow, value: dict[str, Any
     tokens = value.get("tokens")
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
         raise BadRequest("`tokens` must be a list of token ids", param="tokens")
-    text = (await _post(pool, replica, "/detokenize", {"tokens": tokens}))["content"]
+    answer = await _post(pool, replica, "/detokenize", {"tokens": tokens})
+    text = answer["prompt"] if ADAPTORS[replica.engine].deviations.tokenizes_as_vllm else answer["content"]
     return {"prompt": text, "content": text}
+
+
+async def _tokenize_by_vllm(pool: EnginePool, replica: ReplicaRow, value: dict[str, Any]) -> dict[str, Any]:
+    if "messages" in value:
+        body = {"messages": value["messages"], "add_special_tokens": False}
+    else:
+        text = value.get("prompt", value.get("content"))
+        if not isinstance(text, str):
+            raise BadRequest("`prompt` must be a string (or give `messages`)", param="prompt")
+        add_special = value.get("add_special_tokens", value.get("add_special", True))
+        body = {"prompt": text, "add_special_tokens": bool(add_special)}
+    answer = await _post(pool, replica, "/tokenize", body)
+    return {"count": len(answer["tokens"]), "max_model_len": replica.context_tokens, "tokens": answer["tokens"]}
 
 
 async def _post(pool: EnginePool, replica: ReplicaRow, path: str, body: dict[str, Any]) -> dict[str, Any]:
