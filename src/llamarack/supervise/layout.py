@@ -15,6 +15,7 @@ from llamarack.hardware.machine import Machine
 from llamarack.model.spec import ModelFormat, ModelSpec
 from llamarack.plan.planner import plan_group
 from llamarack.plan.record import Candidate
+from llamarack.plan.vllm_shard import illegal_cut
 from llamarack.supervise.replica import ReplicaSpec
 from llamarack.units import GIB, format_bytes
 
@@ -35,6 +36,7 @@ def lay_out(deployment: Deployment, machine: Machine, specs: dict[Path, ModelSpe
             path = model.path_of(group)
             spec = specs[path]
             _require_pairing(model, group, spec)
+            _require_legal_cut(model, group, spec)
             candidate = plan_group(spec, group, machine, model_name=model.name)
             _require_fit(model, candidate)
             for index in range(group.replicas):
@@ -105,6 +107,22 @@ def _require_pairing(model: Model, group: Group, spec: ModelSpec) -> None:
             f"model `{model.name}`: engine `{group.engine}` reads {wanted} models, `{spec.path}` is {spec.format}",
             hint=f"engine: {right}",
         )
+
+
+def _require_legal_cut(model: Model, group: Group, spec: ModelSpec) -> None:
+    """No amount of memory makes a cut legal, so it is the file that is wrong."""
+    if group.engine != "vllm":
+        return
+    reasons = illegal_cut(spec, group.tensor_parallel, group.pipeline_parallel)
+    if not reasons:
+        return
+    field = "tensor_parallel" if group.tensor_parallel > 1 else "pipeline_parallel"
+    most = max(spec.attention_heads)
+    legal = [degree for degree in range(1, most + 1) if not illegal_cut(spec, degree, 1)]
+    raise ConfigError(
+        f"model `{model.name}`: {field}: {'; '.join(reasons)}",
+        hint=f"tensor_parallel: one of {', '.join(map(str, legal))}" if legal else "another engine or checkpoint",
+    )
 
 
 def _require_fit(model: Model, candidate: Candidate) -> None:
