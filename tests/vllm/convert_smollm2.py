@@ -1,0 +1,27 @@
+"""`python convert_smollm2.py SOURCE.gguf FOLDER`: the GGUF's weights as Hugging Face files. Runs beside torch."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+
+def main() -> None:
+    source, folder = Path(sys.argv[1]), Path(sys.argv[2])
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    model = AutoModelForCausalLM.from_pretrained(
+        source.parent,
+        gguf_file=source.name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.bfloat16,
+    )
+    unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
+    model.save_pretrained(unfinished)
+    tokenizer.save_pretrained(unfinished)
+    unfinished.rename(folder)
+
+
+if __name__ == "__main__":
+    main()
