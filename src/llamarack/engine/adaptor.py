@@ -88,6 +88,10 @@ class Adaptor(Protocol):
     name: str
     deviations: Deviations
 
+    def prepare(self, group: Group, *, on_cards: bool) -> None:
+        """Finds what can be found wrong before a start: an engine that is missing, an option that it lacks. May take a
+        minute. Raises ConfigError, HardwareError, StartFailed."""
+
     def launch(self, context: LaunchContext) -> Launch:
         """Writes what the engine reads into `context.files`; starts nothing. Raises UsageError for bad options."""
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from llamarack.config import Group
 from llamarack.engine.adaptor import (
     Counters,
     Deviations,
@@ -99,6 +100,9 @@ class LlamaCpp:
     # The worker's own keep-alives are off; an error inside a stream comes as `error: {...}` or as a data event.
     deviations = Deviations()
 
+    def prepare(self, group: Group, *, on_cards: bool) -> None:
+        _refuse_modelled(group)
+
     def launch(self, context: LaunchContext) -> Launch:
         options = worker_options(context)
         path = context.files / "llamacpp.json"
@@ -134,11 +138,7 @@ def worker_options(context: LaunchContext) -> dict[str, object]:
     """
     plan = context.candidate
     limits = context.group.limits
-    for name in context.group.engine_args:
-        if name in _MODELLED:
-            raise ConfigError(
-                f"engine_args.{name}: the deployment file models this", hint=f"set {_MODELLED[name]} instead"
-            )
+    _refuse_modelled(context.group)
     options: dict[str, object] = {
         "model.path": str(context.path),
         "model_alias": [context.model.name],
@@ -173,6 +173,14 @@ def worker_options(context: LaunchContext) -> dict[str, object]:
     if context.model.chat_template is not None:
         options["chat_template"] = _template_text(context.model.chat_template)
     return {**options, **context.group.engine_args}
+
+
+def _refuse_modelled(group: Group) -> None:
+    for name in group.engine_args:
+        if name in _MODELLED:
+            raise ConfigError(
+                f"engine_args.{name}: the deployment file models this", hint=f"set {_MODELLED[name]} instead"
+            )
 
 
 def _template_text(given: str) -> str:

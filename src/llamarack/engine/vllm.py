@@ -49,8 +49,8 @@ class Vllm:
     # An error inside a stream comes as `data: {"error": ...}`; otherwise its events are OpenAI's.
     deviations = Deviations(tokenizes_as_vllm=True)
 
-    def require_installed(self, group: Group, *, on_cards: bool) -> str | None:
-        return engine_for(group, on_cards=on_cards).version
+    def prepare(self, group: Group, *, on_cards: bool) -> None:
+        pass_through(group, flags_of(help_text(engine_for(group, on_cards=on_cards))))
 
     def launch(self, context: LaunchContext) -> Launch:
         engine = engine_for(context.group, on_cards=bool(context.card_uuids))

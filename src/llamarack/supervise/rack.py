@@ -28,12 +28,16 @@ async def run_rack(
     """Serves until SIGINT, SIGTERM or `stop`; a second signal ends the drain early. Returns the first signal.
 
     `once_settled(supervisor, all_ready)` runs when every replica is ready or failed; returning False ends the rack.
-    Raises ConfigError, ModelError, DoesNotFit before anything is started, EngineError when no start worked.
+    Raises ConfigError, ModelError, HardwareError, DoesNotFit before anything is started, EngineError when no start
+    worked.
     """
     machine = await asyncio.to_thread(detect_machine)
     wanted = {model.path_of(group) for model in deployment.models for group in model.groups}
     specs = {path: await asyncio.to_thread(read_model, path) for path in wanted}
-    supervisor = Supervisor(deployment, lay_out(deployment, machine, specs), paths)
+    layout = lay_out(deployment, machine, specs)
+    for spec in layout:
+        await asyncio.to_thread(spec.adaptor.prepare, spec.group, on_cards=bool(spec.card_uuids))
+    supervisor = Supervisor(deployment, layout, paths)
     return await run_supervisor(supervisor, on_entry=on_entry, once_settled=once_settled)
 
 

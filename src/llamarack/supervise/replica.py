@@ -212,19 +212,19 @@ class Replica:
     async def _spawn(self) -> KeptChild:
         spec, paths = self.spec, self._world.paths
         socket = paths.engine_socket(self.id)
-        launch = spec.adaptor.launch(
-            LaunchContext(
-                replica=self.id,
-                model=spec.model,
-                group=spec.group,
-                path=spec.path,
-                candidate=spec.candidate,
-                card_uuids=spec.card_uuids,
-                files=make_private(paths.folder / "replicas" / self.id),
-                socket=socket,
-                key=secrets.token_urlsafe(32),
-            )
+        context = LaunchContext(
+            replica=self.id,
+            model=spec.model,
+            group=spec.group,
+            path=spec.path,
+            candidate=spec.candidate,
+            card_uuids=spec.card_uuids,
+            files=make_private(paths.folder / "replicas" / self.id),
+            socket=socket,
+            key=secrets.token_urlsafe(32),
         )
+        # In a thread: an engine that was updated meanwhile is asked for its options first.
+        launch = await asyncio.to_thread(spec.adaptor.launch, context)
         self.endpoint = launch.endpoint
         message = f"loads {spec.path.name} with {spec.adaptor.name}"
         self._world.journal.note("starting", message, replica=self.id, argv=list(launch.argv))
