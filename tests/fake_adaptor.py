@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llamarack.config import parse
+from llamarack.config import Group, parse
 from llamarack.engine.adaptor import (
     Counters,
     Deviations,
@@ -33,6 +33,9 @@ class FakeEngine:
 
     name = "llamacpp"
     deviations: Deviations = LlamaCpp.deviations
+
+    def prepare(self, group: Group, *, on_cards: bool) -> None:
+        pass
 
     def launch(self, context: LaunchContext) -> Launch:
         candidate = context.candidate

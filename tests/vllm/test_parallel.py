@@ -55,9 +55,7 @@ def _compared(rack: Rack, text: str) -> list[tuple[float, float, bool, float]]:
         actual = next(iter(reference))  # the prompt's own token stands first
         best = sorted((entry["logprob"] for entry in reference.values()), reverse=True)
         top = [min(entries, key=lambda token: entries[token]["rank"]) for entries in (reference, candidate)]
-        rows.append(
-            (reference[actual]["logprob"], candidate[actual]["logprob"], top[0] == top[1], best[0] - best[1])
-        )
+        rows.append((reference[actual]["logprob"], candidate[actual]["logprob"], top[0] == top[1], best[0] - best[1]))
     return rows
 
 

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import threading
 import time
 import venv
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamarack.engine.installed import MARK, Installed, ask_interpreter, engines_dir, write_mark
-from llamarack.errors import ConfigError, HardwareError, StartFailed, UsageError
+from llamarack.errors import HardwareError, StartFailed, UsageError
 from llamarack.paths import make_private
 from llamarack.units import GIB, format_bytes
 
@@ -195,9 +194,3 @@ def _prove(python: Path, recipe: Recipe) -> None:
             f"{recipe.environment} does not start: {lines[-1] if lines else f'exit code {done.returncode}'}",
             hint=f"try another --version, or run it by hand: {' '.join(command)}",
         )
-
-
-def require_python() -> None:
-    """Raises ConfigError where this interpreter cannot make environments."""
-    if sys.version_info < (3, 11):
-        raise ConfigError(f"Python {sys.version.split()[0]} runs this, 3.11 is needed", hint="use a newer Python")

@@ -73,8 +73,8 @@ FATAL = (
         hint="nvidia-smi shows who; free it, or lower limits.gpu_memory_fraction",
     ),
     FatalLine(
-        pattern=r"(?:No space left on device.{0,80}(?:shm|psm_|torch_)|unable to (?:open|write to) (?:shared memory|file)"
-        r"[^/]*</torch_|/dev/shm.{0,60}(?:too small|No space left|Bus error)|Error while creating shared memory segment)",
+        pattern=r"(?:No space left on device.{0,80}(?:shm|psm_|torch_)|/dev/shm.{0,60}(?:too small|No space left|Bus error)"
+        r"|unable to (?:open|write to) (?:shared memory|file)[^/]*</torch_|Error while creating shared memory segment)",
         cause="shared_memory_too_small",
         message="/dev/shm is too small for the ranks to exchange data",
         hint="docker run --shm-size=8g (or --ipc=host); on Kubernetes an emptyDir of medium Memory at /dev/shm",
@@ -98,8 +98,8 @@ FATAL = (
         hint="docs/vllm.md lists what loads where; use GPTQ or AWQ with 4 bits, fp16 weights, or a GGUF with llamacpp",
     ),
     FatalLine(
-        pattern=r"(?:Weight (?:input|output)_size_per_partition = (\d+) is not divisible by|The (?:input|output) size is "
-        r"not aligned with the quantized weight shape)",
+        pattern=r"(?:Weight (?:input|output)_size_per_partition = (\d+) is not divisible by"
+        r"|The (?:input|output) size is not aligned with the quantized weight shape)",
         cause="unsupported_quantization",
         message="the quantised matrices cannot be cut into this many parts",
         hint="a smaller tensor_parallel; llamarack plan MODEL lists the legal cuts",
