@@ -6,6 +6,7 @@ tests are skipped, or fail where LLAMARACK_REQUIRE_VLLM is set (make test-vllm).
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -21,8 +22,10 @@ from typing import Any
 import pytest
 import yaml
 
+from llamarack.errors import NothingRunning
 from llamarack.model.demo import demo_model
-from llamarack.paths import cache_dir
+from llamarack.paths import RackPaths, cache_dir, rack_paths
+from llamarack.supervise.admin import ask
 from tests.tiny_model_hf import write_tiny_hf_llama
 
 START_TIMEOUT_S = float(os.environ.get("LLAMARACK_VLLM_START_S", "600"))
@@ -62,15 +65,14 @@ def smollm2(vllm_python: Path) -> Path:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rack:
     process: subprocess.Popen[bytes]
-    name: str
+    paths: RackPaths
     output: Path
-    environment: dict[str, str]
 
     def status(self) -> dict[str, Any]:
-        command = [sys.executable, "-m", "llamarack", "status", "--rack", self.name, "--json"]
-        done = subprocess.run(command, capture_output=True, env=self.environment, timeout=60, check=False)
-        value: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {"models": []}
-        return value
+        try:
+            return asyncio.run(ask(self.paths, {"op": "status"}))
+        except NothingRunning:
+            return {"models": []}
 
     def replicas(self) -> dict[str, dict[str, Any]]:
         return {replica["id"]: replica for model in self.status()["models"] for replica in model["replicas"]}
@@ -83,7 +85,7 @@ class Rack:
                 return replicas
             if self.process.poll() is not None:
                 break
-            time.sleep(0.5)
+            time.sleep(1)
         raise AssertionError(f"not {what} after {timeout_s:.0f} s:\n{self.output.read_text()}\n{self.replicas()}")
 
     def post(self, path: str, body: dict[str, Any], timeout_s: float = 120.0) -> dict[str, Any]:
@@ -107,7 +109,7 @@ class Rack:
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Any]:
     """`serve(*models)` -> Rack, not yet ready; ended with the test."""
-    environment = {**os.environ, "LLAMARACK_STATE_DIR": str(tmp_path / "st")}
+    state = tmp_path / "st"
     racks: list[Rack] = []
 
     def start(*models: dict[str, Any], **supervise: Any) -> Rack:
@@ -117,9 +119,11 @@ def serve(tmp_path: Path) -> Iterator[Any]:
         output = tmp_path / f"{file.stem}.out"
         with open(output, "wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "llamarack", "serve", str(file)], stdout=log, stderr=log, env=environment
+                [sys.executable, "-m", "llamarack", "serve", str(file), "--state-dir", str(state)],
+                stdout=log,
+                stderr=log,
             )
-        racks.append(Rack(process=process, name=file.stem, output=output, environment=environment))
+        racks.append(Rack(process=process, paths=rack_paths(file.stem, state), output=output))
         return racks[-1]
 
     yield start

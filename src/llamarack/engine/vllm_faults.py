@@ -73,7 +73,7 @@ FATAL = (
         hint="nvidia-smi shows who; free it, or lower limits.gpu_memory_fraction",
     ),
     FatalLine(
-        pattern=r"(?:No space left on device.{0,80}(?:shm|psm_|torch_)|/dev/shm.{0,60}(?:too small|No space left|Bus error)"
+        pattern=r"(?:No space left on device.{0,80}(?:shm|psm_|torch_)|/dev/shm.{0,60}(?:too small|No space left)"
         r"|unable to (?:open|write to) (?:shared memory|file)[^/]*</torch_|Error while creating shared memory segment)",
         cause="shared_memory_too_small",
         message="/dev/shm is too small for the ranks to exchange data",
