@@ -89,7 +89,7 @@ def _terms_of(line: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for term, pattern in _GIB_LINES.items():
         if match := pattern.search(line):
-            found[term] = _bytes(next(group for group in match.groups() if group))
+            found[term] = _bytes(match[1])
     if match := _CPU_KV.search(line):
         found["kv_bytes"] = _bytes(match[1])
     if match := _USAGE.search(line):
