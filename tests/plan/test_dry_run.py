@@ -57,5 +57,5 @@ def test_arguments_carry_the_split():
     there = machine(h200(0), h200(1))
     two = group.model_copy(update={"gpus": [0, 1], "tensor_split": [0.6, 0.4]})
     given = " ".join(arguments(plan_group(gguf_spec(LLAMA2_7B, "F16"), two, there, model_name="m"), Path("m")))
-    assert "-c 8192 -np 2" in given
+    assert "-c 4096 -np 2" in given
     assert "-sm layer -ts 0.6,0.4 --kv-unified" in given

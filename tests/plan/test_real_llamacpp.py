@@ -37,7 +37,7 @@ WIDE = Dimensions(
     vocab_size=2048,
 )  # fmt: skip
 TALL = Dimensions(
-    name="tall", layers=5, hidden_size=128, feed_forward_size=128, attention_heads=4, kv_heads=4, head_size=32,
+    name="tall", layers=5, hidden_size=128, feed_forward_size=384, attention_heads=4, kv_heads=4, head_size=32,
     vocab_size=8192, tied_embeddings=True,
 )  # fmt: skip
 

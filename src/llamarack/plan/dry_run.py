@@ -28,7 +28,7 @@ class DryRow:
 
 def arguments(candidate: Candidate, model_path: Path) -> list[str]:
     """The plan's settings as options of the dry run, which knows those of llama-server."""
-    pool = candidate.sequences * candidate.context_tokens
+    pool = candidate.context_tokens * (1 if candidate.kv_unified else candidate.sequences)
     options = {
         "-m": str(model_path),
         "-c": str(pool),

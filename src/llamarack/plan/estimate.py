@@ -101,6 +101,7 @@ def _candidate(
         quantization=spec.quantization.label,
         host_bytes=shown.host_bytes,
         replica_plans=tuple(plan.cards for plan in plans),
+        replica_splits=tuple(plan.tensor_split for plan in plans),
     )
 
 

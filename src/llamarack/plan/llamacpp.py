@@ -32,10 +32,13 @@ _QUANTIZED_KV_BLOCK = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What of llama.cpp's options moves memory. `outputs`: rows of logits wanted per step."""
+    """What of llama.cpp's options moves memory.
+
+    `context_tokens`: of one sequence; with `kv_unified` it is also the pool that all sequences share.
+    """
 
     sequences: int
-    context_tokens: int  # of one sequence
+    context_tokens: int
     kv_dtype: str = "f16"
     kv_unified: bool = False
     batch_tokens: int = BATCH_TOKENS
@@ -47,8 +50,7 @@ class Settings:
     @property
     def stream_cells(self) -> int:
         """KV cells one attention step looks over: one sequence's, or the whole shared pool."""
-        tokens = self.context_tokens * (self.sequences if self.kv_unified else 1)
-        return -(-tokens // _CELL_PADDING) * _CELL_PADDING
+        return -(-self.context_tokens // _CELL_PADDING) * _CELL_PADDING
 
     @property
     def total_cells(self) -> int:

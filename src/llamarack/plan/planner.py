@@ -104,7 +104,7 @@ def group_of(candidate: Candidate, limits: Limits, *, gpus: list[int | str | lis
     """A candidate as it would stand in a deployment file; `gpus`: other names for its cards."""
     lists: list[int | str | list[int | str]] = [list(cards) for cards in candidate.replica_cards]
     is_cpu = not any(candidate.replica_cards)
-    split = candidate.tensor_split if candidate.replicas == 1 or _alike(candidate) else None
+    split = candidate.tensor_split if len(set(candidate.replica_splits)) == 1 else None  # a file has one for all
     return Group(
         engine=candidate.engine,  # type: ignore[arg-type]  # one of the config's engines by construction
         replicas=candidate.replicas,
@@ -121,12 +121,6 @@ def group_of(candidate: Candidate, limits: Limits, *, gpus: list[int | str | lis
             }
         ),
     )
-
-
-def _alike(candidate: Candidate) -> bool:
-    """One split serves all replicas only where their cards are the same kinds in the same order."""
-    names = {tuple(card.name for card in cards) for cards in candidate.replica_plans}
-    return len(names) == 1 and len({len(cards) for cards in candidate.replica_cards}) == 1
 
 
 def _auto_cards(

@@ -102,6 +102,7 @@ class Candidate:
     quantization: str | None = None  # `Q4_K_M`, `GPTQ-4bit-128g`
     host_bytes: int = 0  # of the model that stays in host memory beside the cards
     replica_plans: tuple[tuple[CardPlan, ...], ...] = ()  # of every replica; `cards` is the poorest one's
+    replica_splits: tuple[tuple[float, ...] | None, ...] = ()  # `tensor_split` of every replica
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

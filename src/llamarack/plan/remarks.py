@@ -32,7 +32,22 @@ def remarks(question: Question, ranked: tuple[Candidate, ...]) -> tuple[str, ...
     ]
     if best.predicted.tokens_per_s is None:
         notes.append("no speed: bandwidth or arithmetic of this device is not known here")
-    return (*notes, *_by_load(question))
+    return (*notes, *_copies_or_cuts(best, ranked), *_by_load(question))
+
+
+def _copies_or_cuts(best: Candidate, ranked: tuple[Candidate, ...]) -> Iterator[str]:
+    """Whether more cards for one copy help or hurt, where both ways use the same cards."""
+    used = {index for cards in best.replica_cards for index in cards}
+    for other in ranked:
+        same = {index for cards in other.replica_cards for index in cards} == used and other.fits
+        if not same or other.engine != best.engine or other.quantization != best.quantization:
+            continue
+        if (other.replicas == 1) == (best.replicas == 1):
+            continue
+        theirs, ours = other.predicted.tokens_per_s, best.predicted.tokens_per_s
+        if theirs and ours:
+            yield f"{describe(best)} is predicted to be {ours / theirs:.1f}x as fast as {describe(other)}"
+        return
 
 
 def _by_load(question: Question) -> Iterator[str]:
