@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from llamarack.config import Group, Limits
+from llamarack.errors import ConfigError
 from llamarack.hardware.machine import LinkKind
 from llamarack.plan.catalogue import machine_of
 from llamarack.plan.placement import kinds, senseless_exchange
@@ -175,3 +176,13 @@ def test_two_replicas_on_one_card_each_see_what_the_other_left():
     there = machine_of("RTX 4090")
     assert plan_group(spec, one, there, model_name="m").fits
     assert not plan_group(spec, two, there, model_name="m").fits
+
+
+def test_kv_type_of_one_engine_leaves_the_other_out():
+    spec, asked = safetensors_spec(LLAMA2_13B, "f16"), Limits(kv_dtype="fp8")
+    assert _plan(spec, "RTX 4090 x2", concurrency=8, limits=asked).best is not None
+    both = _plan(gguf_spec(LLAMA2_13B, "Q8_0"), "RTX 4090 x2", others=[spec], limits=asked)
+    assert both.best is not None
+    assert both.best.engine == "vllm"
+    with pytest.raises(ConfigError, match="llamacpp has no `fp8`"):
+        _plan(gguf_spec(LLAMA2_13B, "Q8_0"), "RTX 4090 x2", limits=asked)

@@ -55,11 +55,11 @@ def plan_replica(
     claimed: Mapping[int, int],
     engine_version: str | None,
 ) -> ReplicaPlan:
+    forbidden = _forbidden(shape, group, cards)
+    if forbidden:
+        return _refused(group.limits, cards or [machine.host], claimed, forbidden)
     settings = settings_of(shape, group)
     build = build_number(engine_version)
-    problems = _forbidden(shape, group, cards)
-    if problems:
-        return _refused(settings, cards or [machine.host], claimed, problems)
     if not cards:
         return _on_cpu(shape, settings, machine, claimed, build)
     law = llamacpp_law("cuda", build)
@@ -114,14 +114,15 @@ def _on_cpu(
 
 
 def _refused(
-    settings: Settings, devices: Sequence[Card | Host], claimed: Mapping[int, int], problems: list[str]
+    limits: Limits, devices: Sequence[Card | Host], claimed: Mapping[int, int], problems: list[str]
 ) -> ReplicaPlan:
+    batch, micro = batch_sizes(limits)
     return ReplicaPlan(
         cards=tuple(device_plan(device, Terms(), 0, claimed) for device in devices),
         problems=tuple(problems),
-        kv_dtype=settings.kv_dtype,
-        batch_tokens=settings.batch_tokens,
-        micro_batch_tokens=settings.micro_batch_tokens,
+        kv_dtype=limits.kv_dtype,
+        batch_tokens=batch,
+        micro_batch_tokens=micro,
         is_legal=False,
     )
 

@@ -8,6 +8,7 @@ from math import ceil
 from typing import Literal
 
 from llamarack.config import Group, Limits
+from llamarack.errors import ConfigError
 from llamarack.hardware.machine import Machine
 from llamarack.model.spec import ModelFormat
 from llamarack.plan import placement
@@ -40,9 +41,12 @@ class Question:
 def ranked_candidates(question: Question, *, want_limits: bool = True) -> tuple[Candidate, ...]:
     """Best first; those that do not fit last, with their reasons. Of one engine's files the finest that fits leads.
 
+    Raises ConfigError where the limits suit no engine, such as a KV type that only the other one has.
+
     `want_limits`: fill `max_sequences` and `max_context_tokens`, which llama.cpp's are searched for.
     """
     found: list[tuple[Candidate, float]] = []
+    unusable: list[ConfigError] = []
     for engine in question.engines:
         readable = [shape for shape in question.shapes if FORMATS[engine] is shape.spec.format]
         for shape in readable or question.shapes[:1]:
@@ -56,11 +60,14 @@ def ranked_candidates(question: Question, *, want_limits: bool = True) -> tuple[
             )
             bits = 8 * shape.decode_bytes / shape.decode_parameters
             ways = list(placement.ways(engine, question.machine, question.load.concurrency))
-            found += [
-                (candidate, bits)
-                # an engine that can read none of the files is shown once, refused
-                for candidate in _candidates(setting, ways if readable else ways[:1], question.limits, want_limits)
-            ]
+            try:  # an engine that can read none of the files is shown once, refused
+                own = _candidates(setting, ways if readable else ways[:1], question.limits, want_limits)
+            except ConfigError as error:
+                unusable.append(error)
+                continue
+            found += [(candidate, bits) for candidate in own]
+    if unusable and not any(candidate.fits for candidate, _ in found):
+        raise unusable[0]
     finest: dict[str, float] = {}
     for candidate, bits in found:
         if candidate.fits and not candidate.tight:

@@ -37,9 +37,9 @@ def plan_replica(
     """
     constants = vllm.constants_of(engine_version)
     problems = _forbidden(shape, group, cards)
-    settings = settings_of(group, cards)
     if problems:
-        return _refused(group, settings, machine, cards, claimed, problems)
+        return _refused(group, machine, cards, claimed, problems)
+    settings = settings_of(group, cards)
     devices: Sequence[Card | Host] = cards or [machine.host] * (group.tensor_parallel * group.pipeline_parallel)
     loads = _ranks(shape, settings, constants)
     contexts = [_context(device, machine, constants) for device in devices]
@@ -65,21 +65,24 @@ def plan_replica(
 
 
 def settings_of(group: Group, cards: Sequence[Card]) -> Settings:
+    """`auto` resolved. Raises ConfigError for a KV type vLLM does not have."""
     limits = group.limits
-    if limits.batch_tokens != "auto":
-        batch = limits.batch_tokens
-    elif cards:
-        batch = vllm.default_batch_tokens(cards[0].name, cards[0].memory_total_bytes)
-    else:
-        batch = 2048
     return Settings(
         sequences=limits.sequences,
         context_tokens=limits.context_tokens,
         kv_dtype=vllm.check_kv_dtype(limits.kv_dtype),
-        batch_tokens=batch,
+        batch_tokens=_batch_tokens(group, cards),
         tensor_parallel=group.tensor_parallel,
         pipeline_parallel=group.pipeline_parallel,
     )
+
+
+def _batch_tokens(group: Group, cards: Sequence[Card]) -> int:
+    if group.limits.batch_tokens != "auto":
+        return group.limits.batch_tokens
+    if cards:
+        return vllm.default_batch_tokens(cards[0].name, cards[0].memory_total_bytes)
+    return 2048
 
 
 def _ranks(shape: ModelShape, settings: Settings, constants: Constants) -> list[RankLoad]:
@@ -177,7 +180,6 @@ def _forbidden(shape: ModelShape, group: Group, cards: Sequence[Card]) -> tuple[
 
 def _refused(
     group: Group,
-    settings: Settings,
     machine: Machine,
     cards: Sequence[Card],
     claimed: Mapping[int, int],
@@ -187,8 +189,8 @@ def _refused(
     return ReplicaPlan(
         cards=tuple(device_plan(device, Terms(), 0, claimed) for device in devices),
         problems=problems,
-        kv_dtype=settings.kv_dtype,
-        batch_tokens=settings.batch_tokens,
+        kv_dtype=group.limits.kv_dtype,
+        batch_tokens=_batch_tokens(group, cards),
         is_legal=False,
     )
 
