@@ -41,6 +41,8 @@ def plan_replica(
         return _refused(group, machine, cards, claimed, problems)
     settings = settings_of(group, cards)
     devices: Sequence[Card | Host] = cards or [machine.host] * (group.tensor_parallel * group.pipeline_parallel)
+    if not cards:
+        needed_sequences = max(needed_sequences, settings.sequences)  # no fraction fills up what is left of a host
     loads = _ranks(shape, settings, constants)
     contexts = [_context(device, machine, constants) for device in devices]
     needed = needed_sequences * vllm.blocks_needed(settings.context_tokens)
@@ -114,6 +116,9 @@ def _blocks(
     if blocks >= needed:
         return blocks, None
     page = max(load.page_bytes for load in loads)
+    if not blocks:
+        weights = format_bytes(max(load.weights_bytes for load in loads))
+        return 0, f"{source} leaves nothing for KV beside {weights} of weights per card"
     return blocks, (
         f"{source} leaves {format_bytes(blocks * page)} for KV per card, "
         f"{needed // vllm.blocks_needed(settings.context_tokens)} sequences of {settings.context_tokens} tokens need "
