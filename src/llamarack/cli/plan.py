@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import orjson
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from llamarack import config
+from llamarack.cli.plan_text import print_budget, print_plan
 from llamarack.config import Deployment, Limits, Model
 from llamarack.errors import UsageError
 from llamarack.hardware.detect import detect_machine
@@ -22,19 +22,15 @@ from llamarack.model.spec import ModelSpec
 from llamarack.plan import dry_run
 from llamarack.plan.catalogue import machine_of
 from llamarack.plan.deployment import deployment_of, does_not_fit, served_name
-from llamarack.plan.explain import explanation
 from llamarack.plan.gpu_split import read_gpu_split
 from llamarack.plan.machine_file import read_machine
 from llamarack.plan.planner import plan_model
 from llamarack.plan.ranking import FORMATS
-from llamarack.plan.record import CPU_INDEX, SCHEMA_VERSION, Candidate, CardPlan, Load, Plan
-from llamarack.plan.remarks import describe
+from llamarack.plan.record import SCHEMA_VERSION, Load, Plan
 from llamarack.plan.shared import plan_deployment
 from llamarack.plan.table import columns, llama2_rows
-from llamarack.units import format_bytes, format_count, format_duration, format_rate
 
 _DEPLOYMENT_SUFFIXES = (".yaml", ".yml")
-_SHOWN = 8  # candidates of the table; --explain and --json have all
 _DEFAULT_CONTEXT_TOKENS = 4096
 
 
@@ -82,12 +78,7 @@ def plan(
         found, resolved = plan_deployment(config.load(model).deployment, machine, read_model)
         _finish(found, resolved, json=json, output=output, explain=explain)
         return
-    specs = [read_model(path) for path in (model, *(also or []))]
-    if engine != "auto" and all(spec.format is not FORMATS[engine] for spec in specs):
-        raise UsageError(
-            f"`--engine {engine}` reads {FORMATS[engine]}, `{model}` is {specs[0].format}",
-            hint=f"--also /path/to/the/{FORMATS[engine]}/model",
-        )
+    specs = _read([model, *(also or [])], engine)
     limits = _limits(kv_dtype)
     one = plan_model(
         specs[0],
@@ -103,6 +94,17 @@ def plan(
         _compare(one, fit_params)
     deployment = deployment_of(one, specs, limits, base=Path.cwd()) if one.best else None
     _finish((one,), deployment, json=json, output=output, explain=explain, specs=specs)
+
+
+def _read(paths: Sequence[Path], engine: str) -> list[ModelSpec]:
+    """The model's files. Raises UsageError where the asked engine can read none of them."""
+    specs = [read_model(path) for path in paths]
+    if engine != "auto" and all(spec.format is not FORMATS[engine] for spec in specs):
+        raise UsageError(
+            f"`--engine {engine}` reads {FORMATS[engine]}, `{paths[0]}` is {specs[0].format}",
+            hint=f"--also /path/to/the/{FORMATS[engine]}/model",
+        )
+    return specs
 
 
 def _machine(gpus: str) -> Machine:
@@ -170,7 +172,7 @@ def _finish(
     else:
         console = Console(highlight=False)
         for one in plans:
-            _print_plan(console, one, explain=explain, specs=specs)
+            print_plan(console, one, explain=explain, specs=specs)
     for one in plans:
         if one.best is None:
             raise does_not_fit(one)
@@ -186,89 +188,9 @@ def record(plans: Sequence[Plan]) -> Any:
     return {"schema_version": SCHEMA_VERSION, "plans": plans}
 
 
-def _print_plan(console: Console, one: Plan, *, explain: bool, specs: Sequence[ModelSpec]) -> None:
-    load = one.load
-    console.print(f"[bold]{one.model_name}[/]  {format_count(load.context_tokens)} tokens x {load.concurrency} at once")
-    fitting = [candidate for candidate in one.candidates if candidate.fits]
-    shown = one.candidates[0] if one.candidates else None
-    if shown is not None:
-        console.print(f"{'' if shown.fits else 'nearest, does not fit: '}{describe(shown)}, {shown.quantization}")
-        console.print(_cards_table(shown))
-    if fitting or explain:
-        console.print(_candidates_table(one.candidates if explain else fitting[:_SHOWN]))
-    refused = [candidate for candidate in one.candidates if not candidate.fits]
-    for candidate in refused if explain or not fitting else refused[:_SHOWN]:
-        reasons = candidate.reasons if explain else candidate.reasons[:1]
-        console.print(f"  not {describe(candidate)}: {'; '.join(reasons)}", style="dim", soft_wrap=True)
-    notes = (*one.notes, *(shown.reasons if shown is not None and shown.fits else ()))
-    for note in notes:
-        console.print(f"  · {note}", soft_wrap=True)
-    spec = next((spec for spec in specs if shown is not None and str(spec.path) == shown.model_path), None)
-    if explain and shown is not None and spec is not None:
-        for line in explanation(shown, spec):
-            console.print(f"  {line}", soft_wrap=True)
-
-
-_TERMS = ("weights", "kv", "compute", "graphs", "sampler", "communication", "context")
-
-
-def _cards_table(candidate: Candidate) -> Table:
-    plans = candidate.replica_plans or (candidate.cards,)
-    cards = [card for cards in plans for card in cards]
-    used = [name for name in _TERMS if any(getattr(card.terms, f"{name}_bytes") for card in cards)]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("card")
-    for name in (*used, "total", "at most", "of", "free after"):
-        table.add_column(name, justify="right")
-    for card in cards:
-        terms = [format_bytes(getattr(card.terms, f"{name}_bytes")) for name in used]
-        table.add_row(_card_name(card), *terms, *_totals(card))
-    return table
-
-
-def _card_name(card: CardPlan) -> str:
-    return card.name if card.index == CPU_INDEX else f"{card.index} {card.name}"
-
-
-def _totals(card: CardPlan) -> Iterable[str]:
-    sizes = (card.total_bytes, card.total_high_bytes, card.memory_free_bytes, card.free_after_bytes)
-    return map(format_bytes, sizes)
-
-
-def _candidates_table(candidates: Sequence[Candidate]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("", "way", "weights"):
-        table.add_column(name)
-    for name in ("tokens/s", "per token", "first token", "most at once", "longest"):
-        table.add_column(name, justify="right")
-    for candidate in candidates:
-        speed = candidate.predicted
-        most = None if candidate.max_sequences is None else candidate.max_sequences * candidate.replicas
-        table.add_row(
-            ("tight" if candidate.tight else "fits") if candidate.fits else "no",
-            describe(candidate),
-            candidate.quantization or "",
-            format_rate(speed.tokens_per_s, "").strip(),
-            format_duration(speed.per_token_s),
-            format_duration(speed.first_token_s),
-            format_count(most),
-            format_count(candidate.max_context_tokens),
-        )
-    return table
-
-
 def _print_table(sequences: int, *, json: bool) -> None:
     rows = llama2_rows(sequences)
     if json:
         typer.echo(orjson.dumps({"schema_version": SCHEMA_VERSION, "cards": columns(), "rows": rows}))
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("model", "precision", "engine", "file"):
-        table.add_column(name)
-    for name in ("weights", f"KV, {sequences} x 4096", "rest", "total", "at most", *columns()):
-        table.add_column(name, justify="right")
-    for row in rows:
-        rest = row.total_bytes - row.terms.weights_bytes - row.terms.kv_bytes
-        sizes = (row.terms.weights_bytes, row.terms.kv_bytes, rest, row.total_bytes, row.total_high_bytes)
-        table.add_row(row.model, row.precision, row.engine, row.quantization, *map(format_bytes, sizes), *row.verdicts)
-    Console(highlight=False).print(table)
+    else:
+        print_budget(rows, sequences)

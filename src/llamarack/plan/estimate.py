@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from llamarack.config import Group
 from llamarack.hardware.machine import Card, Machine
@@ -71,7 +72,6 @@ def _candidate(
 ) -> Candidate:
     fits = not problems
     limits = group.limits
-    threads = limits.threads
     spec = setting.shape.spec
     return Candidate(
         engine=group.engine,
@@ -89,7 +89,7 @@ def _candidate(
         sequences=limits.sequences,
         batch_tokens=shown.batch_tokens,
         kv_dtype=shown.kv_dtype,
-        threads=max(1, setting.machine.host.cores_usable // len(plans)) if threads == "auto" else threads,
+        threads=_threads(limits.threads, setting.machine, len(plans)),
         max_sequences=shown.max_sequences,
         max_context_tokens=shown.max_context_tokens,
         predicted=_speed(setting, group, replicas, plans),
@@ -103,6 +103,10 @@ def _candidate(
         replica_plans=tuple(plan.cards for plan in plans),
         replica_splits=tuple(plan.tensor_split for plan in plans),
     )
+
+
+def _threads(asked: int | Literal["auto"], machine: Machine, replicas: int) -> int:
+    return max(1, machine.host.cores_usable // replicas) if asked == "auto" else asked
 
 
 def _speed(setting: Setting, group: Group, replicas: Replicas, plans: list[ReplicaPlan]) -> Predicted:

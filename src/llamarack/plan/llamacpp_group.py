@@ -62,6 +62,18 @@ def plan_replica(
     build = build_number(engine_version)
     if not cards:
         return _on_cpu(shape, settings, machine, claimed, build)
+    return _on_cards(shape, group, settings, machine, cards, claimed, build)
+
+
+def _on_cards(
+    shape: ModelShape,
+    group: Group,
+    settings: Settings,
+    machine: Machine,
+    cards: Sequence[Card],
+    claimed: Mapping[int, int],
+    build: int | None,
+) -> ReplicaPlan:
     law = llamacpp_law("cuda", build)
     contexts = [
         context_band("llamacpp.yaml", "cuda", card=card.name, driver=machine.driver_version, build=build or law.build)
@@ -69,26 +81,32 @@ def plan_replica(
     ]
     shares, share_problem = _shares(shape, group, settings, law, contexts, cards, claimed)
     problems = [share_problem] if share_problem else []
+    shares = [round(share, 4) for share in shares]  # as it will be written
     loads, host_bytes = llamacpp.on_cards(shape, settings, law, shares)
     planned = tuple(
         device_plan(card, _terms(load, context), _high(load, context, law), claimed)
         for card, load, context in zip(cards, loads, contexts, strict=True)
     )
-    host_free = free_bytes(machine.host, claimed)
-    if host_bytes > host_free:
-        problems.append(
-            f"the host keeps {format_bytes(host_bytes)} of the model, {format_bytes(host_free)} are available"
-        )
+    problems += [
+        problem for problem in (_host_shortage(machine, host_bytes, claimed), *map(shortage, planned)) if problem
+    ]
     return ReplicaPlan(
         cards=planned,
-        problems=(*problems, *filter(None, map(shortage, planned))),
+        problems=tuple(problems),
         notes=_notes(shape, group, law, contexts),
         kv_dtype=settings.kv_dtype,
         batch_tokens=settings.batch_tokens,
         micro_batch_tokens=settings.micro_batch_tokens,
-        tensor_split=tuple(round(share, 4) for share in shares) if len(cards) > 1 else None,
+        tensor_split=tuple(shares) if len(cards) > 1 else None,
         host_bytes=host_bytes,
     )
+
+
+def _host_shortage(machine: Machine, host_bytes: int, claimed: Mapping[int, int]) -> str | None:
+    free = free_bytes(machine.host, claimed)
+    if host_bytes <= free:
+        return None
+    return f"the host keeps {format_bytes(host_bytes)} of the model, {format_bytes(free)} are available"
 
 
 def _on_cpu(

@@ -30,6 +30,9 @@ def remarks(question: Question, ranked: tuple[Candidate, ...]) -> tuple[str, ...
         f"{format_count(best.context_tokens)} tokens, or {format_count(best.max_context_tokens)} tokens at "
         f"{format_count(best.sequences * best.replicas)} sequences",
     ]
+    smallest = smallest_cards(question, (1,)) if question.machine.cards else None
+    if smallest is not None:
+        notes.append(f"the smallest single card that carries this load: {smallest}")
     if best.predicted.tokens_per_s is None:
         notes.append("no speed: bandwidth or arithmetic of this device is not known here")
     return (*notes, *_copies_or_cuts(best, ranked), *_by_load(question))

@@ -71,22 +71,15 @@ def shape_of(spec: ModelSpec) -> ModelShape:
     padded = [0] * spec.layers
     embedding = head = head_padded = embedding_padded = 0
     for tensor in spec.tensors:
-        match = _LAYER.search(tensor.name)
-        size = tensor.size_bytes
-        if match:
-            index = int(match[1])
-            if index >= spec.layers:
-                raise ModelError(
-                    f"`{spec.path}`: tensor `{tensor.name}` is of layer {index}, the header says {spec.layers} layers",
-                    hint="the file is damaged or was edited; fetch it again",
-                )
-            layers[index] += size
-            padded[index] += _cuda_bytes(tensor, spec.format)
+        layer = _layer_of(tensor, spec)
+        if layer is not None:
+            layers[layer] += tensor.size_bytes
+            padded[layer] += _cuda_bytes(tensor, spec.format)
         elif tensor.name in _EMBEDDING:
-            embedding += size
+            embedding += tensor.size_bytes
             embedding_padded += _cuda_bytes(tensor, spec.format)
         else:
-            head += size
+            head += tensor.size_bytes
             head_padded += _cuda_bytes(tensor, spec.format)
     if any(size == 0 for size in layers):
         raise ModelError(
@@ -107,6 +100,19 @@ def shape_of(spec: ModelSpec) -> ModelShape:
         head_padded_bytes=head_padded,
         cpu_bytes=_cpu_bytes(spec, head_is_tied=tied),
     )
+
+
+def _layer_of(tensor: Tensor, spec: ModelSpec) -> int | None:
+    match = _LAYER.search(tensor.name)
+    if match is None:
+        return None
+    index = int(match[1])
+    if index >= spec.layers:
+        raise ModelError(
+            f"`{spec.path}`: tensor `{tensor.name}` is of layer {index}, the header says {spec.layers} layers",
+            hint="the file is damaged or was edited; fetch it again",
+        )
+    return index
 
 
 def _running(values: Iterable[int]) -> tuple[int, ...]:

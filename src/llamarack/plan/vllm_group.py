@@ -35,10 +35,10 @@ def plan_replica(
 
     `is_kv_shared`: give it just that, and leave the rest of the fraction to others.
     """
+    forbidden = _forbidden(shape, group, cards)
+    if forbidden:
+        return _refused(group, machine, cards, claimed, forbidden)
     constants = vllm.constants_of(engine_version)
-    problems = _forbidden(shape, group, cards)
-    if problems:
-        return _refused(group, machine, cards, claimed, problems)
     settings = settings_of(group, cards)
     devices: Sequence[Card | Host] = cards or [machine.host] * (group.tensor_parallel * group.pipeline_parallel)
     if not cards:
@@ -51,16 +51,16 @@ def plan_replica(
     if is_kv_shared and group.limits.kv_cache_bytes == "auto":
         blocks = min(blocks, needed)
     planned = _planned(devices, loads, contexts, blocks, claimed, constants)
-    shortages = filter(None, map(shortage, planned))
+    page = max(load.page_bytes for load in loads)
     return ReplicaPlan(
         cards=planned,
-        problems=(*([kv_problem] if kv_problem else []), *shortages),
+        problems=tuple(problem for problem in (kv_problem, *map(shortage, planned)) if problem),
         notes=_notes(settings, constants, contexts, loads, planned, blocks),
         kv_dtype=settings.kv_dtype,
         batch_tokens=settings.batch_tokens,
-        kv_cache_bytes=blocks * max(load.page_bytes for load in loads),
+        kv_cache_bytes=blocks * page,
         gpu_memory_fraction=fraction if cards else None,
-        is_kv_scarce=not is_kv_shared and (blocks - needed) * max(load.page_bytes for load in loads) < GIB,
+        is_kv_scarce=not is_kv_shared and (blocks - needed) * page < GIB,
         max_sequences=blocks // vllm.blocks_needed(settings.context_tokens),
         max_context_tokens=blocks // needed_sequences * vllm.BLOCK_TOKENS,
     )
