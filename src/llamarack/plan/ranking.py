@@ -47,6 +47,7 @@ def ranked_candidates(question: Question, *, want_limits: bool = True) -> tuple[
     """
     found: list[tuple[Candidate, float]] = []
     unusable: list[ConfigError] = []
+    is_any_usable = False
     for engine in question.engines:
         readable = [shape for shape in question.shapes if FORMATS[engine] is shape.spec.format]
         for shape in readable or question.shapes[:1]:
@@ -65,8 +66,9 @@ def ranked_candidates(question: Question, *, want_limits: bool = True) -> tuple[
             except ConfigError as error:
                 unusable.append(error)
                 continue
+            is_any_usable |= bool(readable)
             found += [(candidate, bits) for candidate in own]
-    if unusable and not any(candidate.fits for candidate, _ in found):
+    if unusable and not is_any_usable:
         raise unusable[0]
     finest: dict[str, float] = {}
     for candidate, bits in found:
