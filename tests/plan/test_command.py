@@ -184,3 +184,38 @@ def test_bad_arguments_are_refused_in_words(files, arguments, error, words):
     if "--gpus" not in given:
         given += ["--gpus", "H200"]
     assert words in str(run(*given, raises=error).exception)
+
+
+def test_calibration_of_this_card_and_engine_scales_the_prediction(files, tmp_path):
+    path = tmp_path / "calibration.json"
+
+    def speed(*more: object) -> dict[str, float]:
+        arguments = (files["7b-q8"], "--gpus", "H200", "--engine", "llamacpp", "--json", *more)
+        found: dict[str, float] = json.loads(run(*arguments).stdout)["candidates"][0]["predicted"]
+        return found
+
+    record = {"card": "NVIDIA H200", "engine": "llamacpp", "engine_version": "11434", "per_token_factor": 2.0}
+    path.write_text(json.dumps({"schema_version": 1, "calibrations": [record]}))
+    assert speed("--calibration", path)["per_token_s"] == pytest.approx(2 * speed()["per_token_s"])
+    path.write_text(json.dumps({"schema_version": 1, "calibrations": [{**record, "card": "NVIDIA L4"}]}))
+    assert speed("--calibration", path) == speed()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is not JSON"),
+        ("{}", "schema_version"),
+        ('{"schema_version": 1, "calibrations": [{"card": "x"}]}', "calibrations.0.engine"),
+        (
+            '{"schema_version": 1, "calibrations": [{"card": "x", "engine": "vllm", "engine_version": "1", '
+            '"per_token_factor": 0}]}',
+            "factors are 0.05 to 20, 0",
+        ),
+    ],
+)
+def test_bad_calibration_file_is_refused(files, tmp_path, text, words):
+    path = tmp_path / "calibration.json"
+    path.write_text(text)
+    result = run(files["small"], "--gpus", "H200", "--calibration", path, raises=UsageError)
+    assert words in str(result.exception)

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamarack.hardware.machine import LinkKind
+from llamarack.plan.calibration import Calibration
 from llamarack.plan.catalogue import machine_of
 from llamarack.plan.exchange import all_reduce_s, worst_link
 from llamarack.plan.record import Load, Predicted
 from llamarack.plan.reference import LLAMA2, gguf_spec, safetensors_spec
 from llamarack.plan.shape import shape_of
-from llamarack.plan.speed import Calibration, Placed, calibrated, lengths, predict
+from llamarack.plan.speed import Placed, calibrated, lengths, predict
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "plan_anchors.py"
 

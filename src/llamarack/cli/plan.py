@@ -20,6 +20,7 @@ from llamarack.hardware.machine import Machine
 from llamarack.model.read import read_model
 from llamarack.model.spec import ModelSpec
 from llamarack.plan import dry_run
+from llamarack.plan.calibration import read_calibrations
 from llamarack.plan.catalogue import machine_of
 from llamarack.plan.deployment import deployment_of, does_not_fit, served_name
 from llamarack.plan.gpu_split import read_gpu_split
@@ -52,6 +53,9 @@ def plan(
     kv_dtype: Annotated[str, typer.Option(help="Element type of the KV cache.")] = "f16",
     also: Annotated[
         list[Path] | None, typer.Option(help="The same model in another format or quantisation; may be repeated.")
+    ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="JSON of factors, measured over predicted time, by card and engine version.")
     ] = None,
     fit_params: Annotated[
         Path | None, typer.Option(help="llama-fit-params to compare with. Default: the one on PATH.")
@@ -89,6 +93,7 @@ def plan(
         goal=goal,
         others=specs[1:],
         limits=limits,
+        calibrations=read_calibrations(calibration) if calibration is not None else (),
     )
     if gpus == "auto":
         _compare(one, fit_params)

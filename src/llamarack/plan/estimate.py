@@ -9,11 +9,12 @@ from typing import Literal
 from llamarack.config import Group
 from llamarack.hardware.machine import Card, Machine
 from llamarack.plan import llamacpp, llamacpp_group, torch_group, vllm, vllm_group
+from llamarack.plan.calibration import Calibration
 from llamarack.plan.devices import claim, is_tight
 from llamarack.plan.record import Candidate, Load, Predicted
 from llamarack.plan.replica import ReplicaPlan
 from llamarack.plan.shape import ModelShape
-from llamarack.plan.speed import Calibration, Placed, calibrated, predict
+from llamarack.plan.speed import Placed, calibrated, predict
 from llamarack.plan.vllm_shard import stage_layers
 
 Replicas = tuple[tuple[Card, ...], ...]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from llamarack.model.spec import ModelSpec
 from llamarack.plan import llamacpp, vllm
+from llamarack.plan.engine_data import llamacpp_law
 from llamarack.plan.record import CPU_INDEX, Candidate, CardPlan
 from llamarack.units import format_bytes
 
@@ -41,8 +42,10 @@ def _llamacpp(candidate: Candidate, spec: ModelSpec) -> Iterator[str]:
     )
     yield (
         f"compute: 2 x {settings.step_tokens} x {settings.stream_cells} cells of mask, and the largest of the "
-        "feed-forward step, the logits and (quantised KV) a copy of one layer's KV: data/llamacpp.yaml"
+        "feed-forward step, the logits and (quantised KV) a copy of one layer's KV"
     )
+    backend = "cpu" if candidate.cards[0].index == CPU_INDEX else "cuda"
+    yield f"coefficients: dry runs and buffers of llama.cpp b{llamacpp_law(backend, None).build} ({backend}), llamacpp.yaml"
     yield "upper end: logits of every token, as the engine's dry run assumes, and the context band's upper end"
 
 
@@ -60,6 +63,7 @@ def _vllm(candidate: Candidate, spec: ModelSpec) -> Iterator[str]:
         f"budget: {candidate.gpu_memory_fraction} of what CUDA calls the total, less weights, one step of "
         f"{candidate.batch_tokens} tokens, and graphs; written as --kv-cache-memory-bytes {candidate.kv_cache_bytes}"
     )
+    yield f"coefficients: a run of vllm {vllm.constants_of(None).version} on an H200, rules read in 0.33.0: vllm.yaml"
     yield f"graphs: {len(vllm.graph_sizes(candidate.sequences))} batch sizes; sampler: {candidate.sequences} rows"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from llamarack.config import Group, Limits
 from llamarack.hardware.machine import Card, Machine
 from llamarack.model.spec import ModelSpec
+from llamarack.plan.calibration import Calibration
 from llamarack.plan.devices import free_bytes, replica_cards
 from llamarack.plan.estimate import Setting, estimate
 from llamarack.plan.limits import with_limits
@@ -14,7 +15,6 @@ from llamarack.plan.ranking import Goal, Question, ranked_candidates
 from llamarack.plan.record import Candidate, Load, Plan
 from llamarack.plan.remarks import remarks
 from llamarack.plan.shape import shape_of
-from llamarack.plan.speed import Calibration
 
 
 def plan_group(

@@ -12,12 +12,12 @@ from llamarack.errors import ConfigError
 from llamarack.hardware.machine import Machine
 from llamarack.model.spec import ModelFormat
 from llamarack.plan import placement
+from llamarack.plan.calibration import Calibration
 from llamarack.plan.estimate import Setting, estimate
 from llamarack.plan.limits import with_limits
 from llamarack.plan.placement import Way
 from llamarack.plan.record import Candidate, Load
 from llamarack.plan.shape import ModelShape
-from llamarack.plan.speed import Calibration
 
 Goal = Literal["throughput", "latency"]
 FORMATS = {"llamacpp": ModelFormat.GGUF, "vllm": ModelFormat.SAFETENSORS}

@@ -12,6 +12,7 @@ from functools import cache
 from math import ceil, hypot
 
 from llamarack.hardware.machine import Card
+from llamarack.plan.calibration import Calibration
 from llamarack.plan.catalogue import find_card
 from llamarack.plan.engine_data import data_file, version_key
 from llamarack.plan.exchange import all_reduce_s
@@ -19,17 +20,6 @@ from llamarack.plan.record import Load, Predicted
 from llamarack.plan.shape import ModelShape
 
 _QUANTIZED_PREFILL_BITS = 9  # weights of fewer bits go through llama.cpp's quantised kernels
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """What one short run on a card taught: measured over predicted."""
-
-    card: str
-    engine: str
-    engine_version: str
-    per_token_factor: float = 1.0
-    first_token_factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
