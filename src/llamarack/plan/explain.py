@@ -45,13 +45,15 @@ def _llamacpp(candidate: Candidate, spec: ModelSpec) -> Iterator[str]:
         "feed-forward step, the logits and (quantised KV) a copy of one layer's KV"
     )
     backend = "cpu" if candidate.cards[0].index == CPU_INDEX else "cuda"
-    yield f"coefficients: dry runs and buffers of llama.cpp b{llamacpp_law(backend, None).build} ({backend}), llamacpp.yaml"
+    build = llamacpp_law(backend, None).build
+    yield f"coefficients: dry runs and buffers of llama.cpp b{build} ({backend}), llamacpp.yaml"
     yield "upper end: logits of every token, as the engine's dry run assumes, and the context band's upper end"
 
 
 def _vllm(candidate: Candidate, spec: ModelSpec) -> Iterator[str]:
     degree, stages = candidate.tensor_parallel, candidate.pipeline_parallel
-    yield f"weights: every matrix cut {degree} ways, layers in {stages} stages; norms whole on every card"
+    plural = "stage" if stages == 1 else "stages"
+    yield f"weights: every matrix cut {degree} ways, layers in {stages} {plural}; norms whole on every card"
     kv_heads = max(1, max(spec.kv_heads) // degree)
     copies = " (copied: more cards than KV heads)" if degree > max(spec.kv_heads) else ""
     yield (
