@@ -69,7 +69,12 @@ def test_limit_counts_weights_once_a_step_and_the_cache_of_every_running_sequenc
 
 def test_limit_is_unknown_without_the_servers_own_batch() -> None:
     reached = limit_reached(
-        _point(None), weights_bytes=1, kv_bytes_per_token=1.0, flop_per_token=1.0, bandwidth_bytes_per_s=1.0, flop_per_s=1.0
-    )  # fmt: skip
+        _point(None),
+        weights_bytes=1,
+        kv_bytes_per_token=1.0,
+        flop_per_token=1.0,
+        bandwidth_bytes_per_s=1.0,
+        flop_per_s=1.0,
+    )
     assert reached.memory_bandwidth_fraction is None
     assert reached.arithmetic_fraction is None

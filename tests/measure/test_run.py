@@ -7,15 +7,25 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from llamarack.errors import UsageError
 from llamarack.measure.arrivals import Arrivals
 from llamarack.measure.point import Level
 from llamarack.measure.record import ErrorKind, Phase
-from llamarack.measure.result import RECORDS_NAME, RESULT_NAME, BenchResult, new_folder, read_records, to_json
-from llamarack.measure.run import Settings, Step, num_requests, num_workers, run_bench, shares_of
+from llamarack.measure.result import (
+    RECORDS_NAME,
+    RESULT_NAME,
+    BenchResult,
+    json_schema,
+    new_folder,
+    read_records,
+    to_json,
+)
+from llamarack.measure.run import Step, run_bench
 from llamarack.measure.server import Served
+from llamarack.measure.settings import Settings, num_requests, num_workers, shares_of
 from llamarack.measure.slo import Slo
 from llamarack.measure.target import Endpoint, parse_target
 from tests.measure.golden_server import GoldenServer, Script, models, no_wait, obedient_script, serving, steps
@@ -77,6 +87,9 @@ async def test_result_file_is_the_record_and_has_the_stable_keys(tmp_path: Path)
     result, _ = await bench(tmp_path)
     written = json.loads((tmp_path / RESULT_NAME).read_bytes())
     assert written == json.loads(to_json(result))
+    jsonschema.validate(written, json_schema())
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**written, "points": [{}]}, json_schema())
     assert written["schema_version"] == 1
     assert {"target", "environment", "points"} <= set(written)
     point = written["points"][0]

@@ -18,7 +18,8 @@ from llamarack.errors import UsageError
 from llamarack.measure.arrivals import Arrivals
 from llamarack.measure.point import Level
 from llamarack.measure.result import BenchResult, new_folder, to_json
-from llamarack.measure.run import Settings, run_bench
+from llamarack.measure.run import run_bench
+from llamarack.measure.settings import Settings
 from llamarack.measure.slo import parse_slo
 from llamarack.measure.target import Endpoint, parse_target
 from llamarack.report.terminal import print_bench
@@ -54,6 +55,8 @@ def bench(
     json: Annotated[bool, typer.Option("--json", help="print the result record")] = False,
 ) -> None:
     """Measure a server under load; exit code 7 when the run proves nothing."""
+    if requests is not None and duration is not None:
+        raise UsageError("`--requests` and `--duration` exclude each other", hint=f"--duration {duration}")
     settings = Settings(
         target=parse_target(target_url(target), api_key=read_key(api_key_file), ca_file=ca_file),
         levels=levels(concurrency, rate),

@@ -8,7 +8,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from llamarack.measure.run import Settings, Step, num_requests
+from llamarack.measure.run import Step
+from llamarack.measure.settings import Settings, num_requests
 
 
 class BenchProgress:

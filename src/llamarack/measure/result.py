@@ -8,8 +8,10 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import orjson
+from pydantic import TypeAdapter
 
 from llamarack.errors import UsageError
 from llamarack.measure.point import PointResult
@@ -93,6 +95,11 @@ def environment(*, started_unix_s: float, started_monotonic_ns: int) -> Environm
 
 def to_json(result: BenchResult) -> bytes:
     return orjson.dumps(asdict(result), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def json_schema() -> dict[str, Any]:
+    """Of the `bench` record: `llamarack schema --record bench`."""
+    return TypeAdapter(BenchResult).json_schema(mode="serialization")
 
 
 def write_result(result: BenchResult, folder: Path) -> Path:
