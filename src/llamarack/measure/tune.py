@@ -2,7 +2,7 @@
 
 The search is a pure policy over what was measured so far; starting deployments is the caller's. In order:
 
-    1. the engine's own defaults
+    1. the engine's own batch tokens, at the file's sequences: the defaults to compare with
     2. batch tokens 128, 256, 512, ... at the file's sequences, until the knee, the memory ceiling or a failure
     3. sequences doubled from the file's at the best batch, until the same; halved instead where doubling never helped
     4. the best and the defaults again, in turn, since the best of many noisy tries looks better than it is
@@ -33,6 +33,7 @@ class Trial:
     sequences: int | None
 
 
+# The file always names the sequences, so "defaults" is the engine's own batch at the same sequences and precision.
 DEFAULTS = Trial(batch_tokens=None, sequences=None)
 
 
