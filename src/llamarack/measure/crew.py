@@ -45,8 +45,7 @@ class Crew:
         self._processes: list[asyncio.subprocess.Process] = []
         self._warm = 0
         self._done = 0
-        self._finished = 0
-        self._failed = 0
+        self._counts: dict[int, tuple[int, int]] = {}  # by process: measured requests finished, failed
         self._changed = asyncio.Event()
         self._reports: list[WorkerReport] = []
 
@@ -95,14 +94,14 @@ class Crew:
         has_reported = False
         while line := await process.stdout.readline():
             message = orjson.loads(line)
-            has_reported |= self._hear(message)
+            has_reported |= self._hear(process.pid, message)
             self._changed.set()
         await process.wait()
         self._changed.set()
         if not has_reported:
             raise InvalidRun(f"a load worker died with exit status {process.returncode}", hint="its traceback is above")
 
-    def _hear(self, message: Any) -> bool:
+    def _hear(self, pid: int, message: Any) -> bool:
         """True for the last message of a worker."""
         if message == "warm":
             self._warm += 1
@@ -112,11 +111,9 @@ class Crew:
             self._reports.append(pickle.loads(bytes.fromhex(message["report"])))
             return True
         else:
-            phase = Phase(message["phase"])
-            if phase is Phase.MEASURED:
-                self._finished += 1
-                self._failed += message["failed"]
-            self._on_progress(Progress(phase=phase, finished=self._finished, failed=self._failed))
+            self._counts[pid] = (message["finished"], message["failed"])
+            finished, failed = (sum(each) for each in zip(*self._counts.values(), strict=True))
+            self._on_progress(Progress(phase=Phase(message["phase"]), finished=finished, failed=failed))
         return False
 
     async def _until(self, is_reached: Callable[[], bool], listeners: Sequence[asyncio.Task[None]]) -> None:

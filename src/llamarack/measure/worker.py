@@ -1,7 +1,7 @@
 """A worker process: told its share of the load on standard input, answers one JSON line an event.
 
     in   the order (pickled, hex), then `measure START_NS`, then `stop`
-    out  "warm", "done", {"phase", "failed"} for each request, and {"report"} (pickled, hex) as the last line
+    out  "warm", "done", {"phase", "finished", "failed"} so far, and {"report"} (pickled, hex) as the last line
 
 Records go straight to the run's file, one write a line, so that a killed run keeps what it had.
 """
@@ -51,13 +51,16 @@ async def work(order: Order, commands: asyncio.StreamReader) -> WorkerReport:
     client = Client(order.target, worker=share.worker, point=share.point, repeat=share.repeat)
     records = os.open(order.records_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     window = [2**63, 0]
+    finished = failed = 0
 
     def on_record(record: RequestRecord) -> None:
+        nonlocal finished, failed
         os.write(records, to_json_line(record))
         if record.phase is Phase.MEASURED:
             window[0] = min(window[0], record.sent_monotonic_ns or record.scheduled_monotonic_ns)
             window[1] = max(window[1], record.finished_monotonic_ns)
-        _say({"phase": record.phase, "failed": record.is_failure})
+            finished, failed = finished + 1, failed + record.is_failure
+        _say({"phase": record.phase, "finished": finished, "failed": failed}, may_drop=True)
 
     signals = Signals(on_record=on_record, on_warm=lambda: _say("warm"), on_done=lambda: _say("done"))
     obeying = asyncio.create_task(_obey(commands, signals))
@@ -94,9 +97,13 @@ async def _obey(commands: asyncio.StreamReader, signals: Signals) -> None:
     signals.stop.set()
 
 
-def _say(value: Any) -> None:
+def _say(value: Any, *, may_drop: bool = False) -> None:
+    """Progress is dropped where the parent is behind with reading: waiting for it would delay the stamps."""
+    os.set_blocking(sys.stdout.fileno(), not may_drop)
     try:
         os.write(sys.stdout.fileno(), orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE))
+    except BlockingIOError:
+        assert may_drop
     except BrokenPipeError:
         pass  # the parent is gone; the end of standard input stops this worker in order
 
