@@ -155,3 +155,16 @@ def test_terminal_table_is_whole_and_aligned_on_a_narrow_terminal() -> None:
     assert header.endswith("verdict")
     assert len(header) == len(first) == len(second)
     assert first.endswith("valid")
+
+
+def test_invalid_levels_are_hollow_and_no_knee() -> None:
+    charts = bench_charts(bench_result(steady(), steady(30), steady(10)), [])
+    hollow = {chart.title.split(",")[0]: chart.lines[0].hollow for chart in charts[:2]}
+    assert hollow == {"Output tokens per second": frozenset({2}), "First token": frozenset({2})}
+    alone = bench_charts(bench_result(steady(), steady(10)), [])
+    assert alone[0].marks == ()
+
+
+def test_pareto_points_are_named_by_their_load() -> None:
+    (line,) = pareto(bench_result(steady(), steady()).points).lines
+    assert line.labels == ("1", "2")

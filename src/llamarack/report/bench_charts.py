@@ -53,15 +53,20 @@ def _time(seconds: float) -> str:
     return "0" if seconds == 0 else format_duration(seconds)
 
 
+def _hollow(points: Sequence[PointResult]) -> frozenset[int]:
+    return frozenset(number for number, point in enumerate(points) if not point.valid)
+
+
 def throughput(points: Sequence[PointResult]) -> Chart:
-    known = [(_load(p), p.output_tokens_per_s, p.output_tokens_per_s_interval) for p in points]
+    known = [p for p in points if p.output_tokens_per_s is not None]
     line = Line(
         name="output tokens/s",
-        points=tuple((load, rate) for load, rate, _ in known if rate is not None),
-        whiskers=tuple((load, i.low, i.high) for load, rate, i in known if rate is not None and i is not None),
+        points=tuple((_load(p), p.output_tokens_per_s or 0.0) for p in known),
+        whiskers=tuple((_load(p), i.low, i.high) for p in known if (i := p.output_tokens_per_s_interval) is not None),
+        hollow=_hollow(known),
     )
     return Chart(
-        title="Output tokens per second, with 95 % intervals",
+        title="Output tokens per second, with 95 % intervals (hollow: invalid)",
         x_label=_x_label(points),
         y_label="tokens/s",
         lines=(line,),
@@ -72,11 +77,12 @@ def throughput(points: Sequence[PointResult]) -> Chart:
 
 def first_token(points: Sequence[PointResult]) -> Chart:
     def line(name: str) -> Line:
-        values = [
-            (_load(p), getattr(p.metrics.ttft_s if p.rate_per_s is None else p.metrics.ttft_from_scheduled_s, name))
-            for p in points
-        ]
-        return Line(name=name, points=tuple((load, value) for load, value in values if value is not None))
+        def value(p: PointResult) -> float | None:
+            summary = p.metrics.ttft_s if p.rate_per_s is None else p.metrics.ttft_from_scheduled_s
+            return {"p50": summary.p50, "p90": summary.p90}[name]
+
+        known = [p for p in points if value(p) is not None]
+        return Line(name=name, points=tuple((_load(p), value(p) or 0.0) for p in known), hollow=_hollow(known))
 
     return Chart(
         title="First token",
@@ -118,13 +124,16 @@ def ecdf(values: Sequence[float]) -> tuple[Point, ...]:
 
 
 def pareto(points: Sequence[PointResult]) -> Chart:
+    known = [
+        (p, 1 / p.metrics.per_token_s.p50, p.output_tokens_per_s)
+        for p in points
+        if p.metrics.per_token_s.p50 and p.output_tokens_per_s is not None
+    ]
     line = Line(
         name="load levels",
-        points=tuple(
-            (1 / p.metrics.per_token_s.p50, p.output_tokens_per_s)
-            for p in points
-            if p.metrics.per_token_s.p50 and p.output_tokens_per_s is not None
-        ),
+        points=tuple((of_one, of_all) for _, of_one, of_all in known),
+        labels=tuple(f"{_load(p):g}" for p, _, _ in known),
+        hollow=_hollow([p for p, _, _ in known]),
     )
     return Chart(
         title="One user against all users",

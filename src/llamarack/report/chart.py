@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Literal
 
 WIDTH, HEIGHT = 640, 340
-LEFT, RIGHT, TOP, BOTTOM = 70, 16, 34, 48
+LEFT, RIGHT, TOP, BOTTOM = 84, 26, 34, 48
 LEGEND_ROW, CHARACTER = 18, 6.6  # height of a row of the legend, mean width of a letter at its size
 NUM_COLOURS = 8
 
@@ -21,12 +21,14 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """`whiskers`: x, low, high."""
+    """`whiskers`: x, low, high. `labels`: one a point, or none. `hollow`: points drawn as not counting."""
 
     name: str
     points: tuple[Point, ...]
     style: Literal["line", "step", "dots"] = "line"
     whiskers: tuple[tuple[float, float, float], ...] = ()
+    labels: tuple[str, ...] = ()
+    hollow: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +130,7 @@ def _marks(chart: Chart, x: _Scale, top: float) -> str:
         anchor = f'x="{place - 5:.1f}" text-anchor="end"' if is_right else f'x="{place + 5:.1f}"'
         parts.append(
             f'<line class="mark" x1="{place:.1f}" x2="{place:.1f}" y1="{top}" y2="{HEIGHT - BOTTOM}"/>'
-            f'<text class="axis" {anchor} y="{HEIGHT - BOTTOM - 8}">{escape(text)}</text>'
+            f'<text class="axis" {anchor} y="{top + 12}">{escape(text)}</text>'
         )
     return "".join(parts)
 
@@ -149,7 +151,11 @@ def _line(line: Line, number: int, x: _Scale, y: _Scale) -> str:
         drawn += f'<polyline class="{colour}" points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in corners)}"/>'
     if line.style != "step":
         radius = 2 if line.style == "dots" else 3
-        drawn += "".join(f'<circle class="{colour}" cx="{a:.1f}" cy="{b:.1f}" r="{radius}"/>' for a, b in places)
+        for i, (a, b) in enumerate(places):
+            fill = f"{colour} hollow" if i in line.hollow else colour
+            drawn += f'<circle class="{fill}" cx="{a:.1f}" cy="{b:.1f}" r="{radius}"/>'
+    for (a, b), label in zip(places, line.labels, strict=False):
+        drawn += f'<text class="axis" x="{a + 6:.1f}" y="{b - 6:.1f}">{escape(label)}</text>'
     return drawn
 
 
