@@ -21,6 +21,7 @@ from llamarack.measure.result import (
     json_schema,
     new_folder,
     read_records,
+    read_result,
     to_json,
 )
 from llamarack.measure.run import Step, run_bench
@@ -91,7 +92,11 @@ async def test_result_file_is_the_record_and_has_the_stable_keys(tmp_path: Path)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**written, "points": [{}]}, json_schema())
     assert written["schema_version"] == 1
+    assert read_result(tmp_path) == result
     assert {"target", "environment", "points"} <= set(written)
+    (tmp_path / RESULT_NAME).write_text(json.dumps({**written, "schema_version": 99}))
+    with pytest.raises(UsageError, match="schema_version 99"):
+        read_result(tmp_path)
     point = written["points"][0]
     assert {"concurrency", "requests", "failures", "valid", "invalid_reasons", "output_tokens_per_s"} <= set(point)
     for metric in ("ttft_s", "per_token_s", "inter_chunk_s", "end_to_end_s"):
@@ -215,6 +220,14 @@ def test_shares_add_up_to_the_level(tmp_path: Path, workers: int) -> None:
 
 def test_no_worker_is_without_a_slot(tmp_path: Path) -> None:
     assert num_workers(settings(tmp_path, workers=8), Level(concurrency=2)) == 2
+
+
+@pytest.mark.parametrize(("text", "match"), [("{}", "target: "), ("[", "no bench result"), (None, "No such file")])
+def test_file_that_is_no_result_is_refused_with_the_reason(tmp_path: Path, text: str | None, match: str) -> None:
+    if text is not None:
+        (tmp_path / RESULT_NAME).write_text(text)
+    with pytest.raises(UsageError, match=match):
+        read_result(tmp_path)
 
 
 def test_folder_with_a_run_is_not_used_again(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from llamarack.errors import UsageError
 from llamarack.measure.point import PointResult
@@ -108,6 +108,27 @@ def write_result(result: BenchResult, folder: Path) -> Path:
     partial.write_bytes(to_json(result))
     partial.replace(path)
     return path
+
+
+def read_result(path: Path) -> BenchResult:
+    """A `result.json`, or the folder that holds it. Raises UsageError, also for a record of another version."""
+    path = path / RESULT_NAME if path.is_dir() else path
+    try:
+        result = TypeAdapter(BenchResult).validate_json(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"`{path}`: {error.strerror}", hint="the folder that llamarack bench -o wrote") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise UsageError(
+            f"`{path}` is no bench result: {where}: {first['msg']}", hint="llamarack bench -o DIR"
+        ) from error
+    if result.schema_version != SCHEMA_VERSION:
+        raise UsageError(
+            f"`{path}` has schema_version {result.schema_version}, this version reads {SCHEMA_VERSION}",
+            hint="measure again with this version",
+        )
+    return result
 
 
 def read_records(path: Path, *, offset: int = 0) -> Iterable[RequestRecord]:
