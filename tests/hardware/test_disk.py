@@ -103,3 +103,13 @@ def test_missing_file_is_a_failed_answer() -> None:
     answer = probe.ask(probe.module_command("disk", "/nowhere/m.gguf"), deadline_s=20)
     assert answer.status is probe.Status.FAILED
     assert "FileNotFoundError" in str(answer.detail)
+
+
+@pytest.mark.parametrize("size", [1, MIB, 3 * MIB + 1, 1500 * MIB, 5000 * MIB, 140 * 1024 * MIB])
+def test_windows_reach_from_the_start_to_the_end_of_a_file(size: int) -> None:
+    windows = disk._windows(size)
+    assert windows[0] == 0
+    assert windows[-1] < size
+    assert size - windows[-1] <= windows.step
+    assert len(windows) <= 2048
+    assert all(start % os.sysconf("SC_PAGESIZE") == 0 for start in windows)
