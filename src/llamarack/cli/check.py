@@ -14,6 +14,7 @@ from rich.markup import escape
 from llamarack import config
 from llamarack.cli.console import data, print_json
 from llamarack.config import Deployment, Group, Model
+from llamarack.engine.installed import installed_engines
 from llamarack.errors import HardwareError, LlamarackError
 from llamarack.hardware.check import Request, findings, gather, worst_first
 from llamarack.hardware.evidence import Evidence, Wanted
@@ -49,7 +50,8 @@ def check(
 ) -> None:
     """Find what is wrong with this machine, within a minute and without root; exit status 3 where something is."""
     deployment = config.load(file).deployment if file is not None and file.suffix in _DEPLOYMENT_SUFFIXES else None
-    request = request_of(deployment, tuple(python or ()), functional=functional)
+    known = [engine.python for engine in installed_engines()]
+    request = request_of(deployment, (*(python or ()), *known), functional=functional)
     if file is not None and deployment is None:
         request = dataclasses.replace(request, model_paths=(file,))
     evidence = gather(request)
@@ -69,17 +71,21 @@ def check(
 
 
 def request_of(deployment: Deployment | None, interpreters: tuple[Path, ...], *, functional: bool) -> Request:
-    """What the file makes worth looking at. The all-reduce runs over its largest group of cards named by index."""
+    """What the file makes worth looking at. The all-reduce runs over its largest group of cards named by index.
+
+    `interpreters`: of engines besides those that the file names.
+    """
     if deployment is None:
         return Request(interpreters=interpreters, functional=functional)
     pairs = [(model, group) for model in deployment.models for group in model.groups]
     groups = [group for _, group in pairs]
     lists = [[card for card in cards if isinstance(card, int)] for group in groups for cards in group.gpu_lists() or []]
     largest = max(lists, key=len, default=[])
+    named = [group.engine_python for group in groups if group.engine_python]
     gateway = deployment.gateway
     return Request(
         model_paths=tuple(dict.fromkeys(model.path_of(group) for model, group in pairs)),
-        interpreters=interpreters + tuple(group.engine_python for group in groups if group.engine_python),
+        interpreters=tuple(dict.fromkeys([*named, *interpreters])),
         binaries=tuple(group.engine_binary for group in groups if group.engine_binary),
         listen=((gateway.host, gateway.port),) if gateway.port else (),
         card_indices=tuple(largest) or None,

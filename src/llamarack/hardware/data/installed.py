@@ -30,12 +30,12 @@ def torch_cuda() -> str | None:
 
 
 def llama_devices() -> list[str] | None:
-    """Names of the devices other than the processor; null where llama.cpp is not installed here."""
+    """Names of the graphics cards it can use; null where llama.cpp is not installed here."""
     if importlib.util.find_spec("xllamacpp") is None:
         return None
     import xllamacpp
 
-    return [device["name"] for device in xllamacpp.get_device_info() if not device["name"].startswith("CPU")]
+    return [device["name"] for device in xllamacpp.get_device_info() if "GPU" in str(device["type"])]
 
 
 print(
