@@ -237,3 +237,12 @@ def test_engine_without_gpu_is_an_error_only_where_the_file_uses_it() -> None:
 def test_disk_too_slow_for_the_start_deadline_is_an_error() -> None:
     slow, too_slow = made.with_disk(read_bytes_per_s=80e6), made.with_disk(read_bytes_per_s=20e6)
     assert [findings(evidence)[0].severity for evidence in (slow, too_slow)] == [Severity.WARNING, Severity.ERROR]
+
+
+def test_prebuilt_llama_cpp_on_a_processor_with_amx_is_noted_where_there_are_no_cards() -> None:
+    wheel = dataclasses.replace(made.BUILDS[1], gpu_devices=())
+    with_amx = dataclasses.replace(no_cards(), builds=(wheel,))
+    plain = dataclasses.replace(made.HOST, instruction_sets=("avx2",))
+    without = dataclasses.replace(with_amx, machine=dataclasses.replace(with_amx.machine, host=plain))
+    assert [finding.code for finding in findings(with_amx)] == ["no_cards", "build_without_amx"]
+    assert [finding.code for finding in findings(without)] == ["no_cards"]

@@ -9,7 +9,8 @@ from llamarack.hardware.finding import Finding, Severity
 from llamarack.hardware.visible import Fault, visible_cards
 from llamarack.units import GIB, MIB, format_bytes
 
-_CORES_FOR_LOADING = 8  # below it, tokenising and loading compete with the engine's own threads for a large model
+# A rule of thumb of people who run such servers, not measured here: with fewer, containers missed their start deadline.
+_CORES_FOR_LOADING = 8
 # Docker gives 64 MiB. NCCL's ranks exchange through it wherever cards have no direct path (NCCL user guide,
 # "Shared memory"); vLLM asks for more because PyTorch workers pass tensors through it.
 _SHM_DEFAULT_BYTES = 64 * MIB
