@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from llamarack.hardware import rules_environment
 from llamarack.hardware.check import findings
 from llamarack.hardware.environment import RunningEngine
 from llamarack.hardware.evidence import Evidence, TakenPort, Unanswered, Wanted
@@ -11,6 +12,7 @@ from llamarack.hardware.finding import Severity
 from llamarack.hardware.functional import Collective, Outcome, ReduceResult
 from llamarack.hardware.pci import PciCard
 from llamarack.hardware.versions import EngineBuild
+from llamarack.hardware.visible import Fault
 from llamarack.units import GIB, KIB, MIB
 from tests.hardware import sound as made
 from tests.hardware.sound import sound
@@ -246,3 +248,21 @@ def test_prebuilt_llama_cpp_on_a_processor_with_amx_is_noted_where_there_are_no_
     without = dataclasses.replace(with_amx, machine=dataclasses.replace(with_amx.machine, host=plain))
     assert [finding.code for finding in findings(with_amx)] == ["no_cards", "build_without_amx"]
     assert [finding.code for finding in findings(without)] == ["no_cards"]
+
+
+def test_unlike_cards_in_cuda_s_own_order_are_told_that_indices_differ() -> None:
+    assert [finding.code for finding in findings(unlike_cards())] == ["device_order", "cards_unequal"]
+
+
+def test_cards_in_exclusive_mode_hide_the_context_s_cost_and_are_no_failure() -> None:
+    """They refuse the second process; the copies were made by the first."""
+    assert findings(made.with_functional(context_bytes=None)) == ()
+    hung = made.with_pair(direct=True, outcome=Outcome.HUNG).functional
+    assert hung is not None
+    broken = dataclasses.replace(hung, context_bytes=None, peer_detail="no answer within 15 s")
+    codes = [finding.code for finding in findings(dataclasses.replace(sound(), functional=broken))]
+    assert codes == ["peer_direct_broken"]
+
+
+def test_every_fault_of_the_visible_devices_has_its_words() -> None:
+    assert set(rules_environment._VISIBLE_FAULTS) == set(Fault)

@@ -207,7 +207,7 @@ def unanswered(evidence: Evidence) -> Iterator[Finding]:
             subject=look.subject,
             seen=look.detail,
             why="it could not be judged" + ("; an engine would hang at the same place" if look.hung else ""),
-            fix="check that the disk or server behind it is up: mount, df, dmesg",
+            fix=f"ls -l {look.subject}; and whether the disk or server behind it is up: mount, df, dmesg",
         )
 
 

@@ -25,7 +25,7 @@ _IOMMU = (
 def cuda_start(evidence: Evidence) -> Iterator[Finding]:
     """The driver answers NVML and yet CUDA does not start."""
     functional, environment = evidence.functional, evidence.environment
-    if functional is not None and (functional.context_bytes or functional.peer_detail is None):
+    if functional is not None and (functional.context_bytes or functional.pairs or functional.peer_detail is None):
         return  # CUDA starts, whatever the fabric says of itself
     detail = functional.peer_detail if functional is not None and functional.peer_detail else "not tried"
     waiting = [card for card in evidence.machine.cards if card.fabric_state in ("not started", "in progress")]
