@@ -15,6 +15,7 @@ from llamarack.hardware.versions import EngineBuild
 from llamarack.hardware.visible import Fault
 from llamarack.units import GIB, KIB, MIB
 from tests.hardware import sound as made
+from tests.hardware.recorded import nvml_record
 from tests.hardware.sound import sound
 
 
@@ -266,3 +267,12 @@ def test_cards_in_exclusive_mode_hide_the_context_s_cost_and_are_no_failure() ->
 
 def test_every_fault_of_the_visible_devices_has_its_words() -> None:
     assert set(rules_environment._VISIBLE_FAULTS) == set(Fault)
+
+
+OPTIONAL = sorted(set(nvml_record()["devices"][0]) - {"name", "memory", "mig_devices", "nvlinks", "processes"})
+
+
+@pytest.mark.parametrize("reading", OPTIONAL)
+def test_card_that_does_not_tell_one_reading_is_no_fault(reading: str) -> None:
+    found = findings(made.with_device(**{reading: None}))
+    assert found == ()

@@ -1,7 +1,9 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llamarack.hardware.machine import Card
-from llamarack.hardware.visible import Fault, visible_cards
+from llamarack.hardware.visible import Fault, Visible, visible_cards
 from llamarack.units import GIB
 
 
@@ -63,3 +65,18 @@ def test_mig_slices_are_named_by_uuid_and_shown_one_at_a_time(
 ) -> None:
     visible = visible_cards(value, SLICED)
     assert ([card.index for card in visible.cards], visible.fault) == (shown, fault)
+
+
+@given(st.text(alphabet="012-,GPUMIGabc ", max_size=20))
+def test_any_text_chooses_cards_once_each_and_an_unfaulty_one_at_least_one(value: str) -> None:
+    visible = visible_cards(value, WHOLE)
+    assert len(set(visible.cards)) == len(visible.cards)
+    assert set(visible.cards) <= set(WHOLE)
+    assert visible.cards or visible.fault is not None
+
+
+@given(st.permutations(WHOLE), st.integers(1, 3))
+def test_distinct_indices_are_shown_in_the_order_written(order: list[Card], count: int) -> None:
+    chosen = order[:count]
+    for written in (",".join(str(one.index) for one in chosen), ",".join(str(one.uuid) for one in chosen)):
+        assert visible_cards(written, WHOLE) == Visible(cards=tuple(chosen))

@@ -93,7 +93,7 @@ def hidden_cards(evidence: Evidence) -> Iterator[Finding]:
         return
     known = {sysfs_name(card.pci_bus_id) for card in evidence.machine.cards if card.pci_bus_id}
     hidden = [card for card in evidence.pci_cards if card.vendor == NVIDIA and card.pci_bus_id not in known]
-    if hidden and known:
+    if hidden and known and all(card.pci_bus_id for card in evidence.machine.cards):
         in_container = evidence.environment is not None and evidence.environment.in_container
         yield Finding(
             code="card_hidden",
