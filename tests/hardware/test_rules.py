@@ -212,6 +212,7 @@ def test_healthy_variants_of_a_machine_have_no_findings() -> None:
         made.with_disk(read_bytes_per_s=80e6, cached_fraction=1.0),
         made.with_builds(*made.BUILDS, dataclasses.replace(made.BUILDS[1], gpu_devices=())),  # one of two is enough
         made.with_device(fabric_state=1),  # and yet CUDA computes
+        made.with_environment(device_nodes={"nvidia0": "ok", "nvidia-uvm": "missing"}),  # made when CUDA started
     ]
     assert [findings(evidence) for evidence in healthy] == [()] * len(healthy)
 

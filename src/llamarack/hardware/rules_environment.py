@@ -65,7 +65,9 @@ def device_order(evidence: Evidence) -> Iterator[Finding]:
 
 
 def device_nodes(evidence: Evidence) -> Iterator[Finding]:
-    nodes = evidence.environment.device_nodes if evidence.environment else {}
+    nodes = dict(evidence.environment.device_nodes) if evidence.environment else {}
+    if evidence.functional is not None and evidence.functional.context_bytes:
+        nodes.pop("nvidia-uvm", None)  # made by the driver's own helper when CUDA first starts, and CUDA did start
     in_container = evidence.environment is not None and evidence.environment.in_container
     fixes = {
         "missing": "start the container with --gpus all, or --device for each node"
