@@ -211,6 +211,11 @@ def test_tied_head_may_be_absent_only_where_the_config_says_tied(tmp_path: Path)
         read_model(folder)
 
 
+def test_rope_base_is_found_where_transformers_5_puts_it(tmp_path: Path) -> None:
+    changes = {"rope_theta": None, "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"}}
+    assert read_model(write_tiny_huggingface(tmp_path / "m", **changes)).rope_freq_base == 500000.0
+
+
 def _raw(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(raw) if length is None else length) + raw + data

@@ -84,6 +84,11 @@ def test_tokenizer_of_another_family_is_an_error_that_names_it(
     assert findings[code].fix
 
 
+def test_unknown_tokenizer_beyond_the_embedding_is_told_by_its_size(small: ModelSpec) -> None:
+    findings = _judge(_weights(small, 32000), _identity(LLAMA_3, sha256="3" * 64))
+    assert "as many as LLaMA-3" in findings["tokenizer_beyond_embedding"].seen
+
+
 def test_added_pad_token_without_a_row_is_an_error(small: ModelSpec) -> None:
     tokenizer = _identity(LLAMA_2, vocab_size=32001, sha256="1" * 64, pad_id=32000)
     findings = _judge(_weights(small, 32000), tokenizer)

@@ -236,7 +236,10 @@ def _check_template(evidence: Evidence) -> Iterator[Finding]:
 
 def _named(evidence: Evidence) -> str:
     family = tokenizer_family(evidence.tokenizer)
-    return f" ({family.name})" if family else ""
+    if family:
+        return f" ({family.name})"
+    sized = [family.name for family in families() if family.vocab_size == evidence.tokenizer.vocab_size]
+    return f" (as many as {' and '.join(sized)})" if sized else ""
 
 
 def _fix_key(evidence: Evidence, name: str, value: int) -> str:
