@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from llamarack import embed
+from llamarack.embed.request import Request
 from llamarack.errors import (
     BadRequest,
     ContextLengthExceeded,
@@ -177,6 +178,33 @@ def test_model_dropped_unclosed_warns_and_is_counted(path: Path) -> None:
     gc.collect()
     assert embed.counts().leaked == before.leaked + 1
     assert embed.counts().open == before.open
+
+
+def test_model_is_freed_at_once_after_errors_too(path: Path) -> None:
+    """No cycle through a traceback: without the collector the last reference frees the model."""
+    gc.disable()
+    try:
+        opened = embed.open(path, contexts=1, context_tokens=256, threads=1)
+        with pytest.raises(ContextLengthExceeded):
+            opened.complete("a" * 2000)
+        with pytest.raises(ContextLengthExceeded):
+            next(opened.stream_complete("a" * 2000))
+        with pytest.warns(ResourceWarning, match="never closed"):
+            del opened
+    finally:
+        gc.enable()
+
+
+def test_cancelled_request_takes_no_further_piece(model: embed.Model) -> None:
+    cancelled = threading.Event()
+    taken: list[Any] = []
+
+    def take(chunk: Any) -> None:
+        taken.append(chunk)
+        cancelled.set()
+
+    model._generate("complete", Request.of({"prompt": "hello"}, dict(ENDLESS)), take, cancelled)
+    assert len(taken) == 1
 
 
 def test_error_that_is_kept_does_not_keep_the_memory(path: Path) -> None:

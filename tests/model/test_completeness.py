@@ -30,6 +30,12 @@ def test_file_that_matches_its_sums_is_complete(tmp_path: Path, mark: str) -> No
     assert sum(seen) == path.stat().st_size
 
 
+def test_names_in_the_sums_may_begin_with_the_folder(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "m.gguf")
+    _write_sums(tmp_path, [path], mark=" ./")
+    assert _codes(path) == []
+
+
 def test_shard_with_one_flipped_bit_is_the_one_named(tmp_path: Path) -> None:
     folder = write_sharded(tmp_path / "m")
     shards = sorted(folder.glob("*.safetensors"))

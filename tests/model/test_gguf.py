@@ -139,6 +139,35 @@ def test_gguf_split_set_with_parts_swapped_is_refused(tmp_path: Path) -> None:
         read_gguf(paths[0])
 
 
+def test_gguf_split_set_of_mixed_conversions_is_refused(tmp_path: Path) -> None:
+    paths = _write_split(tmp_path)
+    rows = llama_rows(**SMALL, type_id=F16, head_type_id=F16)
+    gguf_files.write(paths[2], {"split.no": 2, "split.count": 3}, rows[2::3][:-1])
+    with pytest.raises(ModelError, match=f"claims {len(rows)} tensors, its parts hold {len(rows) - 1}"):
+        read_gguf(paths[0])
+    gguf_files.write(paths[2], {"split.no": 2, "split.count": 3}, [*rows[2::3][:-1], rows[0]])
+    with pytest.raises(ModelError, match="twice"):
+        read_gguf(paths[0])
+
+
+def test_gguf_part_numbered_past_its_set_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="part 00004 of 3"):
+        read_gguf(write_llama(tmp_path / "m-00004-of-00003.gguf"))
+
+
+def test_gguf_with_a_key_twice_is_refused(tmp_path: Path) -> None:
+    raw = gguf_files.header({"a": 1, "b": 2}, []).replace(gguf_files.text("b"), gguf_files.text("a"))
+    path = tmp_path / "m.gguf"
+    path.write_bytes(raw + bytes(64))
+    with pytest.raises(ModelError, match="key `a` twice"):
+        read_gguf(path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 0.0, "wide"])
+def test_gguf_rope_base_that_is_no_base_is_unknown(tmp_path: Path, value: Any) -> None:
+    assert read_gguf(write_llama(tmp_path / "m.gguf", llama__rope__freq_base=value)).rope_freq_base is None
+
+
 def test_gguf_part_renamed_to_stand_alone_is_refused(tmp_path: Path) -> None:
     path = _write_split(tmp_path)[0].rename(tmp_path / "model.gguf")
     with pytest.raises(ModelError, match=r"split\.count"):

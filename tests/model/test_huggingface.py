@@ -84,6 +84,34 @@ def test_numbered_shards_without_an_index_must_be_complete(tmp_path: Path) -> No
         read_model(folder)
 
 
+def test_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    folder = write_sharded(tmp_path / "m")
+    (folder / "model.safetensors.index.json").unlink()
+    (folder / "model-00002-of-00002.safetensors").write_bytes(
+        (folder / "model-00001-of-00002.safetensors").read_bytes()
+    )
+    with pytest.raises(ModelError, match="both hold tensor"):
+        read_model(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_file_larger_than_any_of_its_kind_is_not_read(tmp_path: Path, name: str) -> None:
+    folder = write_tiny_huggingface(tmp_path / "m")
+    with (folder / name).open("r+b") as file:
+        file.truncate(2**33)
+    with pytest.raises(ModelError, match="the bound is"):
+        read_model(folder)
+
+
+def test_safetensors_header_larger_than_any_is_not_read(tmp_path: Path) -> None:
+    folder = write_tiny_huggingface(tmp_path / "m")
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.write(struct.pack("<Q", 2**32))
+        file.truncate(2**33)
+    with pytest.raises(ModelError, match="the bound is"):
+        read_model(folder)
+
+
 def test_folder_with_pickled_weights_only_is_refused_with_the_way_out(tmp_path: Path) -> None:
     folder = write_tiny_huggingface(tmp_path / "m")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")

@@ -104,3 +104,15 @@ def test_damaged_sentencepiece_file_is_refused(tmp_path: Path, raw: bytes, messa
     path.write_bytes(raw)
     with pytest.raises(ModelError, match=message):
         read_pieces(path)
+
+
+def test_sentencepiece_file_with_too_much_in_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(sentencepiece(PIECES))
+    monkeypatch.setattr("llamarack.model.sentencepiece.MAX_PIECES", len(PIECES) - 1)
+    with pytest.raises(ModelError, match="more than 4 pieces"):
+        read_pieces(path)
+    with path.open("r+b") as file:
+        file.truncate(2**33)
+    with pytest.raises(ModelError, match="the bound is"):
+        read_pieces(path)
