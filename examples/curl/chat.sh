@@ -1,5 +1,5 @@
 #!/bin/sh
-# RUN_LINE
+# Run against `llamarack serve` (llama.cpp on the CPU, SmolLM2-135M-Instruct Q4_1), with curl 7.88.1.
 # Settings that matter: --no-buffer shows each token as it comes; --max-time limits the whole answer;
 # --fail-with-body (curl 7.76) makes an HTTP error an exit code and still shows the reason.
 #   LLAMARACK_URL=http://127.0.0.1:8080 MODEL=llama2-13b-chat examples/curl/chat.sh "Say hello"

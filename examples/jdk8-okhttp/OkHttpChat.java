@@ -1,4 +1,5 @@
-// RUN_LINE
+// Run against `llamarack serve` (llama.cpp on the CPU, SmolLM2-135M-Instruct Q4_1), with OkHttp 3.13.1 on JDK 17.0.15,
+// compiled with --release 8; not run on a JDK 8.
 // JDK 8 has no java.net.http; OkHttp 3.12+ runs on it. Settings that matter: readTimeout is the longest gap
 // between two reads and 10 s by default, too short for a queue or a long prompt without heartbeats; callTimeout
 // covers the whole answer, so it stays off; HTTP/1.1 is what OkHttp speaks on http URLs; call.cancel(), or

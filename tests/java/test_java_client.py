@@ -95,7 +95,7 @@ def test_sixty_four_parallel_streams_all_end_well(rack_url: str) -> None:
     run_build("-q", "test-compile")
     class_path = run_build("classpath").strip()
     done = subprocess.run(
-        ["java", "-cp", class_path, "io.llamarack.client.LoadTest", rack_url, "64", "16"],
+        ["java", "-cp", class_path, "io.llamarack.client.LoadTest", rack_url, "64", "8"],
         capture_output=True,
         text=True,
         timeout=280,

@@ -73,9 +73,7 @@ final class Call {
     }
 
     void attemptFailed(LlamarackException failure) {
-        boolean connectTimeout = failure instanceof CallTimeoutException
-                && ((CallTimeoutException) failure).phase() == Phase.CONNECT;
-        boolean retryable = (connectTimeout || failure instanceof TransportException) && !receiver.hasDelivered();
+        boolean retryable = RetryPolicy.mayRetry(failure) && !receiver.hasDelivered();
         retryOrFinish(failure, retryable
                 ? Optional.of(RetryPolicy.backoff(failedAttempts(), this::random)) : Optional.empty());
     }

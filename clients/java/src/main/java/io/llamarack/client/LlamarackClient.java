@@ -24,7 +24,8 @@ import java.util.function.Supplier;
  *
  * <p>Limits: 10 s to connect, 300 s to the first byte of an answer, 60 s of silence inside one; no limit on
  * the whole unless a deadline is set. A call is tried up to twice more when no connection was had, when it
- * broke before anything of the answer came, or at status 408, 429, 502, 503, 504; the server's
+ * broke before anything of the answer came, at status 408, 429, 502, 503, 504, or when a stream was accepted
+ * but its first event says that there is no room; the server's
  * {@code Retry-After} (up to 120 s) and {@code x-should-retry} are obeyed. Once a chunk was received nothing
  * is tried again.
  */

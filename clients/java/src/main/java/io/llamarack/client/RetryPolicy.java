@@ -15,6 +15,13 @@ final class RetryPolicy {
     /** 408 and 429 are the client's turn to wait; 502, 503, 504 are a gateway without a backend. */
     private static final Set<Integer> RETRYABLE = Set.of(408, 429, 502, 503, 504);
 
+    /**
+     * The same conditions, told inside a stream: a server that accepts a stream before it has room for it can
+     * say so only there.
+     */
+    private static final Set<String> RETRYABLE_CODES =
+            Set.of("server_is_overloaded", "model_not_ready", "rate_limit_exceeded", "upstream_failed");
+
     /** A longer Retry-After is the caller's decision, as in the OpenAI clients. */
     private static final Duration MAX_RETRY_AFTER = Duration.ofSeconds(120);
 
@@ -41,6 +48,17 @@ final class RetryPolicy {
         // A tenth more at random, so that callers turned away together do not come back together.
         return asked.filter(wait -> wait.compareTo(MAX_RETRY_AFTER) <= 0)
                 .map(wait -> wait.plusNanos((long) (wait.toNanos() * 0.1 * random.getAsDouble())));
+    }
+
+    /** Whether a failure without an error status is one to try again, as long as nothing of the answer has come. */
+    static boolean mayRetry(LlamarackException failure) {
+        if (failure instanceof StreamErrorException) {
+            return ((StreamErrorException) failure).code().filter(RETRYABLE_CODES::contains).isPresent();
+        }
+        if (failure instanceof CallTimeoutException) {
+            return ((CallTimeoutException) failure).phase() == CallTimeoutException.Phase.CONNECT;
+        }
+        return failure instanceof TransportException;
     }
 
     /** Full jitter: anywhere from nothing to 0.5 s, 1 s, 2 s, 4 s, 8 s. */

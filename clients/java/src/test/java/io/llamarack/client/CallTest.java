@@ -212,6 +212,34 @@ class CallTest {
     }
 
     @Test
+    void overloadToldAsTheFirstEventIsRetriedButNotLaterOrForOtherCodes() throws Exception {
+        try (GoldenServer server = new GoldenServer(x -> {
+                    if (x.number == 1) {
+                        x.startStream();
+                        x.chunk(": ka\n\nevent: error\ndata: " + error("no room", "server_is_overloaded") + "\n\n");
+                        x.endStream();
+                    } else {
+                        x.stream(delta("ok"), finish("stop"));
+                    }
+                });
+                LlamarackClient client = server.client().build();
+                ChatStream stream = client.streamChat(REQUEST)) {
+            assertEquals("ok", stream.result().text());
+            assertEquals(2, server.requests.size());
+        }
+        for (String[] events : new String[][] {
+            {delta("a"), error("no room", "server_is_overloaded")}, {error("bad prompt", "engine_bug")}
+        }) {
+            try (GoldenServer server = new GoldenServer(x -> x.stream(events));
+                    LlamarackClient client = server.client().build();
+                    ChatStream stream = client.streamChat(REQUEST)) {
+                assertThrows(StreamErrorException.class, stream::result);
+                assertEquals(1, server.requests.size());
+            }
+        }
+    }
+
+    @Test
     void nobodyListeningIsATransportException() throws Exception {
         String url;
         try (GoldenServer server = new GoldenServer(x -> { })) {

@@ -216,7 +216,8 @@ class StreamTest {
                 // The reader is served at [DONE]; the end of the body is one write behind it.
                 client.health();
             }
-            assertTrue(server.connections.get() <= 3, "connections: " + server.connections.get());
+            // 20 when streams are not read to their end; a few more than one when the next call comes too soon.
+            assertTrue(server.connections.get() < 10, "connections: " + server.connections.get());
         }
     }
 
