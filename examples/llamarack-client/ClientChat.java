@@ -1,4 +1,4 @@
-// Run against `llamarack serve` (gateway 0.1, llama.cpp engine on the CPU, SmolLM2-135M-Instruct Q4_1), with JDK 17.0.15.
+// Run against `llamarack serve` (llama.cpp on the CPU, SmolLM2-135M-Instruct Q4_1), with JDK 17.0.15.
 // The client of clients/java: limits, retries and truncated streams are its own affair; see docs/java.md.
 //   clients/java/build-offline.sh package
 //   LLAMARACK_URL=http://127.0.0.1:8080 java -cp "$(clients/java/build-offline.sh classpath)" \

@@ -1,4 +1,4 @@
-// Run against `llamarack serve` (gateway 0.1, llama.cpp engine on the CPU, SmolLM2-135M-Instruct Q4_1), with openai 6.49.0, Node 20.20.2.
+// Run against `llamarack serve` (llama.cpp on the CPU, SmolLM2-135M-Instruct Q4_1), with openai 6.49.0, Node 20.20.2.
 // Settings that matter: baseURL ends in /v1; timeout (ms) is the wait for the response headers, which the rack
 // sends when it admits the request; leaving the loop early (break) aborts the request and stops the generation.
 //   cd examples/node && npm install && LLAMARACK_URL=http://127.0.0.1:8080 node chat.mjs "Say hello"

@@ -1,4 +1,4 @@
-// Run against `llamarack serve` (gateway 0.1, llama.cpp engine on the CPU, SmolLM2-135M-Instruct Q4_1), with JDK 17.0.15.
+// Run against `llamarack serve` (llama.cpp on the CPU, SmolLM2-135M-Instruct Q4_1), with JDK 17.0.15.
 // Settings that matter: connectTimeout 10 s; HttpRequest.timeout covers the wait for the headers only (up to
 // JDK 25; the whole body from JDK 26 on), and the rack sends headers when it admits the request; closing the
 // stream of lines closes the connection and stops the generation; HTTP_1_1 saves an upgrade offer that the

@@ -1,4 +1,4 @@
-"""Run against `llamarack serve` (gateway 0.1, llama.cpp engine on the CPU, SmolLM2-135M-Instruct Q4_1), with openai 3.57.0.
+"""Run against `llamarack serve` (llama.cpp on the CPU, SmolLM2-135M-Instruct Q4_1), with openai 3.57.0.
 
 Settings that matter: base_url ends in /v1; the key may be any text when the rack has no keys; the read limit
 is the longest gap between two reads, which the rack's heartbeats (every 8 s) end; a stream is closed by `with`,
