@@ -22,9 +22,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.tiny_model import write_tiny_llama
-
 from llamarack import embed
+from tests.tiny_model import write_tiny_llama
 
 
 def resident_bytes() -> int:

@@ -14,8 +14,6 @@ from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.plan.files import sparse_gguf
-
 from llamarack.config import Group, Limits
 from llamarack.hardware.detect import detect_machine
 from llamarack.hardware.machine import Machine
@@ -24,6 +22,7 @@ from llamarack.plan.planner import plan_group
 from llamarack.plan.record import Candidate
 from llamarack.plan.reference import LLAMA2, gguf_spec
 from llamarack.units import MIB
+from tests.plan.files import sparse_gguf
 
 _LABEL = "Q8_0"
 

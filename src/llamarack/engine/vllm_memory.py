@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from llamarack.plan.record import CardPlan
 from llamarack.units import GIB
@@ -85,7 +86,7 @@ def actual_memory(log_lines: Iterable[str]) -> ActualMemory:
     return ActualMemory(ranks=in_order, kv_tokens=kv_tokens, full_sequences=full_sequences)
 
 
-def _terms_of(line: str) -> dict[str, int]:
+def _terms_of(line: str) -> dict[str, Any]:
     found: dict[str, int] = {}
     for term, pattern in _GIB_LINES.items():
         if match := pattern.search(line):

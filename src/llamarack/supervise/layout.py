@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -13,6 +14,7 @@ from llamarack.engine import ADAPTORS
 from llamarack.errors import ConfigError, DoesNotFit
 from llamarack.hardware.machine import Machine
 from llamarack.model.spec import ModelFormat, ModelSpec
+from llamarack.plan.devices import claim
 from llamarack.plan.planner import plan_group
 from llamarack.plan.record import Candidate
 from llamarack.plan.vllm_shard import illegal_cut
@@ -30,6 +32,8 @@ def lay_out(deployment: Deployment, machine: Machine, specs: dict[Path, ModelSpe
     `specs`: the read model of every path that the file names for a group.
     """
     replicas: list[ReplicaSpec] = []
+    held: dict[int, int] = {}  # bytes by card that earlier groups of the file take
+    is_kv_shared = sum(len(model.groups) for model in deployment.models) > 1
     for model in deployment.models:
         number = 0
         for group in model.groups:
@@ -37,9 +41,12 @@ def lay_out(deployment: Deployment, machine: Machine, specs: dict[Path, ModelSpe
             spec = specs[path]
             _require_pairing(model, group, spec)
             _require_legal_cut(model, group, spec)
-            candidate = plan_group(spec, group, machine, model_name=model.name)
+            candidate = plan_group(
+                spec, group, machine, model_name=model.name, claimed_bytes=held, is_kv_shared=is_kv_shared
+            )
             _require_fit(model, candidate)
             for index in range(group.replicas):
+                claim(held, candidate.replica_plans[index], candidate.host_bytes or 0)
                 replicas.append(_replica(deployment.supervise, machine, model, group, spec, candidate, index, number))
                 number += 1
     return replicas
@@ -55,6 +62,8 @@ def _replica(
     index: int,
     number: int,
 ) -> ReplicaSpec:
+    split = candidate.replica_splits[index] if candidate.replica_splits else candidate.tensor_split
+    candidate = replace(candidate, cards=candidate.replica_plans[index], tensor_split=split)
     by_index = {card.index: card for card in machine.cards}
     cards = [by_index[i] for i in candidate.replica_cards[index] if i in by_index] if candidate.replica_cards else []
     uuids = [card.uuid or str(card.index) for card in cards]

@@ -10,9 +10,11 @@ from llamarack.config import Deployment
 from llamarack.hardware.detect import detect_machine
 from llamarack.model.read import read_model
 from llamarack.paths import RackPaths
+from llamarack.supervise import memory_file
 from llamarack.supervise.admin import AdminServer
 from llamarack.supervise.journal import Entry
 from llamarack.supervise.layout import lay_out
+from llamarack.supervise.own_memory import living_engines, without_engines
 from llamarack.supervise.supervisor import Supervisor
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -32,6 +34,7 @@ async def run_rack(
     worked.
     """
     machine = await asyncio.to_thread(detect_machine)
+    machine = without_engines(machine, living_engines(memory_file.read(paths.state)))
     wanted = {model.path_of(group) for model in deployment.models for group in model.groups}
     specs = {path: await asyncio.to_thread(read_model, path) for path in wanted}
     layout = lay_out(deployment, machine, specs)
