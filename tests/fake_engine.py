@@ -349,7 +349,7 @@ class Generation:
             await self._happens(number)
             if number == wanted:
                 break
-            if number:
+            if number and (faults.token_interval_s or number % faults.tokens_per_chunk == 0):
                 await asyncio.sleep(faults.token_interval_s)
             seen.phase = "decode"
             piece += source[(number + engine.generating) % len(source)]

@@ -87,10 +87,10 @@ class Keys:
         self._refresh()
         given = headers.get("Authorization", "")
         scheme, _, token = given.partition(" ")
-        key = token.strip() if scheme.lower() == "bearer" else headers.get("api-key", "")
+        key = (token.strip() if scheme.lower() == "bearer" else "") or headers.get("api-key", "")
         if not key:
             raise Unauthorized("no API key was given", hint="send `Authorization: Bearer KEY`")
-        digest = hashlib.sha256(key.encode()).hexdigest()
+        digest = hashlib.sha256(key.encode(errors="replace")).hexdigest()
         found = None
         for known in self._content.keys:  # all of them, so that time tells nothing
             if hmac.compare_digest(known.sha256, digest):

@@ -31,8 +31,14 @@ _MAX_ATTEMPTS = 4
 # to notice a death.
 _FORGIVE_AFTER_S = 2.0
 _ENGINE_LOADING = 503
+# A client that reads nothing would hold the last event, and with it the request, for ever.
+_LAST_WRITE_S = 5.0
 
 log = logging.getLogger(__name__)
+
+
+class ClientLeft(ConnectionError):
+    """The client closed its connection while it was written to."""
 
 
 @dataclass(slots=True)
@@ -61,7 +67,7 @@ class Relay:
         self._metrics = metrics
 
     async def serve(self, call: Call) -> web.StreamResponse:
-        """The finished answer. Raises RequestError only while nothing was sent to the client."""
+        """The finished answer. Raises RequestError only while nothing was sent to the client; ClientLeft."""
         return await (self._streamed(call) if call.stream else self._whole(call))
 
     async def _whole(self, call: Call) -> web.StreamResponse:
@@ -203,6 +209,7 @@ class ClientStream:
         self._call = call
         self._heartbeat = settings.heartbeat
         self._last_write = time.monotonic()
+        self._busy = False  # a write waits for the client, or the end was written: no heartbeat may follow it
         self._committing = asyncio.Lock()
         self.admitted = asyncio.Event()
         self.passed_events = 0
@@ -218,9 +225,15 @@ class ClientStream:
 
     async def write(self, data: bytes) -> None:
         self._last_write = time.monotonic()
-        await self.response.write(data)
+        self._busy = True
+        try:
+            await self.response.write(data)
+        except ConnectionError as error:
+            raise ClientLeft from error
+        self._busy = False
 
     async def finish(self) -> None:
+        self._busy = True
         await self.response.write_eof()
 
     async def fail(self, error: LlamarackError) -> None:
@@ -231,13 +244,20 @@ class ClientStream:
         await self._end_with(b"event: error\ndata: " + orjson.dumps(value) + wire.EVENT_END)
 
     async def _end_with(self, event: bytes) -> None:
+        """Aborts where no event can be sent: the client must see a broken body and not a short, complete one."""
+        if self._busy:  # it does not read; a drain of aiohttp that was given up cannot be waited for again
+            self._abort()
+            return
         try:
-            await self.write(event)
-            await self.response.write_eof()
-        except (ConnectionError, RuntimeError):
-            # No event can be sent: abort, so that the client sees a broken body and not a short, complete one.
-            if self._call.request.transport is not None:
-                self._call.request.transport.abort()
+            async with asyncio.timeout(_LAST_WRITE_S):
+                await self.write(event)
+                await self.finish()
+        except (ConnectionError, RuntimeError, TimeoutError):
+            self._abort()
+
+    def _abort(self) -> None:
+        if self._call.request.transport is not None:
+            self._call.request.transport.abort()
 
     async def keep_alive(self) -> None:
         """Commits once the engine had its chance to refuse, or before a waiting client loses patience."""
@@ -248,11 +268,11 @@ class ClientStream:
         with contextlib.suppress(ConnectionError):
             await self.commit()
             while self._heartbeat.style != "off":
-                silent_s = time.monotonic() - self._last_write
-                if silent_s >= self._heartbeat.interval_s:
+                due_s = self._last_write + self._heartbeat.interval_s - time.monotonic()
+                if due_s <= 0 and not self._busy:
                     await self.write(self._beat())
-                    silent_s = 0.0
-                await asyncio.sleep(self._heartbeat.interval_s - silent_s)
+                else:
+                    await asyncio.sleep(due_s if due_s > 0 else self._heartbeat.interval_s)
 
     def _beat(self) -> bytes:
         if self._heartbeat.style == "comment":

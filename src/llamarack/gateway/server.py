@@ -30,7 +30,7 @@ from llamarack.gateway import wire
 from llamarack.gateway.admission import Admission
 from llamarack.gateway.keys import Keys
 from llamarack.gateway.metrics import Metrics, merged, with_labels
-from llamarack.gateway.relay import Call, Relay, json_response
+from llamarack.gateway.relay import Call, ClientLeft, Relay, json_response
 from llamarack.gateway.routing import ready_replicas
 from llamarack.gateway.tokens import detokenize, tokenize
 from llamarack.gateway.upstream import EnginePool
@@ -96,23 +96,22 @@ class GatewayServer:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         started = time.monotonic()
         given = request.headers.get("X-Request-Id", "")
+        shown_path = request.rel_url.raw_path  # still percent-encoded: a line break in it makes no line in the log
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         try:
             response = await self._answer(request, request_id)
         except RequestError as error:
             response = error_response(error, request_id)
-        except web.HTTPRequestEntityTooLarge:
-            response = error_response(RequestTooLarge(f"the body is larger than {MAX_BODY_BYTES} bytes"), request_id)
-        except asyncio.CancelledError:
-            access_log.info("%s %s 499 id=%s left after %.3f s", request.method, request.path, request_id,
+        except (asyncio.CancelledError, ClientLeft):
+            access_log.info("%s %s 499 id=%s left after %.3f s", request.method, shown_path, request_id,
                             time.monotonic() - started)  # fmt: skip
             raise
         except Exception:
-            log.exception("unexpected request=%s path=%s", request_id, request.path)
+            log.exception("unexpected request=%s path=%s", request_id, shown_path)
             response = error_response(LlamarackError("the gateway met a fault of its own"), request_id)
         if _waits_to_continue(request) and "continued" not in request:
             response.force_close()  # its body never comes: what comes next on this connection would be taken for it
-        access_log.info("%s %s %d id=%s %.3f s", request.method, request.path, response.status, request_id,
+        access_log.info("%s %s %d id=%s %.3f s", request.method, shown_path, response.status, request_id,
                         time.monotonic() - started)  # fmt: skip
         return response
 
@@ -130,7 +129,10 @@ class GatewayServer:
         handler = methods.get(method)
         if handler is None:
             allowed = ", ".join(methods)
-            raise MethodNotAllowed(f"`{request.path}` takes {allowed}, {request.method} given")
+            refusal = MethodNotAllowed(f"`{request.path}` takes {allowed}, {request.method} given")
+            response = error_response(refusal, request_id)
+            response.headers["Allow"] = allowed
+            return response
         if _waits_to_continue(request):
             request["continued"] = True
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -164,7 +166,7 @@ class GatewayServer:
         except RequestError as error:
             code = str(error.http_status)
             raise
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ClientLeft):
             self._metrics.cancelled.labels(call.model).inc()
             raise
         finally:
@@ -280,11 +282,22 @@ def _waits_to_continue(request: web.BaseRequest) -> bool:
 
 
 async def read_body(request: web.BaseRequest) -> bytes:
-    """The whole body. Raises web.HTTPRequestEntityTooLarge; BadRequest for a type that is clearly not JSON."""
+    """The whole body. Raises RequestTooLarge, BadRequest for a body that is clearly not JSON or breaks off."""
     kind = request.content_type
     if kind in {"application/x-www-form-urlencoded", "multipart/form-data"}:
         raise BadRequest(f"the body is `{kind}`", hint="send Content-Type: application/json")
-    return await request.read()
+    if (request.content_length or 0) > MAX_BODY_BYTES:
+        raise _too_large()
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise _too_large() from None
+    except web.RequestPayloadError as error:
+        raise BadRequest(f"the body cannot be read: {error}") from error
+
+
+def _too_large() -> RequestTooLarge:
+    return RequestTooLarge(f"the body is larger than {MAX_BODY_BYTES} bytes")
 
 
 def error_response(error: LlamarackError, request_id: str) -> web.Response:
@@ -301,6 +314,11 @@ class _EnvelopeHandler(RequestHandler):
 
     __slots__ = ()
 
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """The rest of a body that broke off is read after the answer; that it breaks off again is no news."""
+        if not isinstance(kw.get("exc_info"), web.RequestPayloadError):
+            super().log_exception(*args, **kw)
+
     def handle_error(
         self,
         request: web.BaseRequest,
@@ -316,7 +334,7 @@ class _EnvelopeHandler(RequestHandler):
             error = BadRequest(f"the request is malformed: {first_line}")
             error.http_status = status
         else:
-            log.error("unexpected path=%s", request.path, exc_info=exc)
+            log.error("unexpected path=%s", request.rel_url.raw_path, exc_info=exc)
         response = error_response(error, uuid.uuid4().hex)
         response.force_close()
         return response

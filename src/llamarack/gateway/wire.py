@@ -62,9 +62,9 @@ def engine_error_envelope(status: int, body: bytes) -> dict[str, Any]:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:
         value = {"message": body.decode(errors="replace").strip()[:500] or f"engine answered {status}"}
-    inner = value.get("error", value) if isinstance(value, dict) else {"message": str(value)}
+    inner = value.get("error", value) if isinstance(value, dict) else value
     if not isinstance(inner, dict):
-        inner = {"message": str(inner)}
+        inner = {"message": "" if inner is None else str(inner)}
     kind = inner.get("type")
     code = inner.get("code")
     is_context = "exceed_context_size" in str(kind) or "context length" in str(inner.get("message", "")).lower()

@@ -7,7 +7,6 @@ it serves on with the table it has and knocks until one is back; its keeper ends
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import signal
@@ -60,12 +59,16 @@ class Worker:
 
     async def _stay_linked(self) -> None:
         while True:
-            with contextlib.suppress(OSError, ValueError):
+            try:
                 reader, writer = await asyncio.open_unix_connection(self._admin_socket, limit=_LINK_LIMIT_BYTES)
                 try:
                     await self._linked(reader, writer)
                 finally:
                     writer.close()
+            except OSError:
+                pass  # no supervisor at the moment
+            except ValueError as error:
+                log.error("link_broken worker=%d error=%s", self._number, error)
             await asyncio.sleep(_RECONNECT_S)
 
     async def _linked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -76,7 +79,7 @@ class Worker:
             while line := await reader.readline():
                 message = json.loads(line)
                 if "settings" in message and self._admission is None:
-                    await self._open(Gateway.model_validate_json(json.dumps(message["settings"])))
+                    await self._open(Gateway.model_validate(message["settings"]))
                 if "table" in message and self._admission is not None:
                     table = from_json(message["table"])
                     self._admission.apply(table)
