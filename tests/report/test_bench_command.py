@@ -6,12 +6,13 @@ import signal
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from llamarack.cli.bench import levels, read_key, seconds, target_url
 from llamarack.errors import UsageError
 from llamarack.measure.point import Level
-from llamarack.measure.result import RECORDS_NAME, RESULT_NAME
+from llamarack.measure.result import RECORDS_NAME, RESULT_NAME, read_records
 from tests.measure.golden_server import GoldenServer, Script, models, no_wait, obedient_script, serving, steps
 
 COMMAND = [sys.executable, "-c", "import typer; from llamarack.cli.bench import bench; typer.run(bench)"]
@@ -76,6 +77,27 @@ async def test_interrupt_keeps_what_was_measured_and_gives_exit_130(tmp_path: Pa
     assert not result["valid"]
     assert 0 < result["points"][0]["requests"] < 100_000
     assert (folder / "report.html").exists()
+
+
+@pytest.mark.process
+async def test_killed_command_leaves_no_worker_behind_and_keeps_its_records(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    server = GoldenServer(scripts={"m": obedient_script}, between=no_wait, plain={"/v1/models": lambda _: models("m")})
+    listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
+    async with serving(server, listener) as port, asyncio.timeout(TIMEOUT_S):
+        many = ["--concurrency", "2", "--requests", "100000", "--input-tokens", "16", "--output-tokens", "4"]
+        child = await asyncio.create_subprocess_exec(
+            *COMMAND, f"http://127.0.0.1:{port}", *many, "-o", str(folder), stderr=asyncio.subprocess.DEVNULL
+        )
+        while len(server.bodies) < 100:  # noqa: ASYNC110 - a request count has no event
+            await asyncio.sleep(0.01)
+        workers = psutil.Process(child.pid).children(recursive=True)
+        assert workers
+        child.kill()
+        await child.wait()
+        _, alive = await asyncio.to_thread(psutil.wait_procs, workers, timeout=TIMEOUT_S)
+        assert alive == []
+    assert len(list(read_records(folder / RECORDS_NAME))) >= 50
 
 
 def test_levels_are_read_from_lists() -> None:
