@@ -15,7 +15,14 @@ CALM = WorkerReport(
     lag=Lag(event_loop_s=summarize([0.001] * 300, with_intervals=False), cpu_fraction=0.1),
     connect_s=(0.0002,) * 5,
 )
-JUDGING = Judging(slo=Slo(first_token_s=0.15), is_fixed_length=False, is_cache_wanted=False, template_tokens=0, seed=1)
+JUDGING = Judging(
+    slo=Slo(first_token_s=0.15),
+    is_fixed_length=False,
+    is_cache_wanted=False,
+    template_tokens=0,
+    round_trip_s=None,
+    seed=1,
+)
 
 
 def steady(count: int = 40, *, scheduled_every_ms: float = 100.0):

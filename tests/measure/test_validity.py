@@ -24,6 +24,7 @@ CLOSED = PointFacts(
     cpu_fraction=0.9,
     schedule_delay_p99_s=None,
     delivered_fraction=None,
+    round_trip_s=0.05,
     cached_fraction=0.01,
     is_cache_wanted=False,
     wrong_length_fraction=0.01,
@@ -45,11 +46,12 @@ def test_points_at_their_bounds_are_valid() -> None:
         ({"failures": 2}, "failures"),
         ({"lag_p99_s": 0.011}, "client"),
         ({"lag_p99_s": None}, "client"),
-        ({"lag_p99_s": 0.006, "first_token_p50_s": 0.05}, "client"),
+        ({"lag_p99_s": 0.006, "first_token_p50_s": 0.05, "round_trip_s": 0.001}, "client"),
         ({"cpu_fraction": 0.91}, "client"),
         ({"cached_fraction": 0.011}, "cache"),
         ({"wrong_length_fraction": 0.02}, "length"),
         ({"coalesced_fraction": 0.21}, "network"),
+        ({"round_trip_s": 0.051}, "network"),
         ({"tokens_per_s_halves": (100.0, 121.0)}, "drift"),
         ({"tokens_per_s_halves": (100.0, 79.0)}, "drift"),
         ({"is_interrupted": True}, "interrupted"),
@@ -72,7 +74,7 @@ def test_late_or_missing_requests_make_an_open_point_invalid(change) -> None:
 def test_wanted_cache_and_unknown_facts_are_no_reasons() -> None:
     assert invalid_reasons(replace(CLOSED, cached_fraction=0.9, is_cache_wanted=True)) == ()
     unknown = replace(CLOSED, cached_fraction=None, wrong_length_fraction=None, coalesced_fraction=None)
-    assert invalid_reasons(replace(unknown, tokens_per_s_halves=None, cpu_fraction=None)) == ()
+    assert invalid_reasons(replace(unknown, tokens_per_s_halves=None, cpu_fraction=None, round_trip_s=None)) == ()
 
 
 def test_events_in_one_read_are_coalesced() -> None:

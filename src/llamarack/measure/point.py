@@ -106,6 +106,7 @@ class Judging:
     is_fixed_length: bool
     is_cache_wanted: bool
     template_tokens: int
+    round_trip_s: float | None
     seed: int
 
 
@@ -203,6 +204,7 @@ def _facts(
         cpu_fraction=max(cpu, default=None),
         schedule_delay_p99_s=delay.p99 if delay.p99 is not None else delay.max,
         delivered_fraction=min((f for m in measured if (f := _delivered(m.records)) is not None), default=None),
+        round_trip_s=judging.round_trip_s,
         cached_fraction=cached_fraction(counted, template_tokens=judging.template_tokens),
         is_cache_wanted=judging.is_cache_wanted,
         wrong_length_fraction=wrong_length_fraction(counted) if judging.is_fixed_length else None,

@@ -74,6 +74,7 @@ async def run_bench(settings: Settings, on_step: Callable[[Step], None]) -> Benc
         is_fixed_length=prepared.is_fixed_length,
         is_cache_wanted=settings.is_cache_wanted,
         template_tokens=prepared.template_tokens or 0,
+        round_trip_s=prepared.served.round_trip_s,
         seed=settings.seed,
     )
     points = tuple(

@@ -18,6 +18,7 @@ MAX_DRIFT_FRACTION = 0.2
 MIN_RATE_FRACTION = 0.95
 MAX_WRONG_LENGTH_FRACTION = 0.01
 MAX_COALESCED_FRACTION = 0.2
+MAX_ROUND_TRIP_FRACTION = 0.25  # of the median first-token time: beyond it the way is measured, not the server
 MIN_ROUNDS = 2  # a closed loop with fewer requests per slot measures its opening burst
 
 
@@ -36,6 +37,7 @@ class PointFacts:
     cpu_fraction: float | None
     schedule_delay_p99_s: float | None
     delivered_fraction: float | None
+    round_trip_s: float | None
     cached_fraction: float | None
     is_cache_wanted: bool
     wrong_length_fraction: float | None
@@ -45,7 +47,7 @@ class PointFacts:
 
 
 def invalid_reasons(facts: PointFacts) -> tuple[str, ...]:
-    rules = (_interrupted, _too_few, _failures, _client, _rate, _cache, _length, _coalesced, _drift)
+    rules = (_interrupted, _too_few, _failures, _client, _rate, _network, _coalesced, _cache, _length, _drift)
     return tuple(reason for rule in rules if (reason := rule(facts)) is not None)
 
 
@@ -94,6 +96,16 @@ def _rate(facts: PointFacts) -> str | None:
     if delivered is not None and delivered < MIN_RATE_FRACTION:
         return f"rate: {delivered:.0%} of the scheduled rate was sent, under {MIN_RATE_FRACTION:.0%}"
     return None
+
+
+def _network(facts: PointFacts) -> str | None:
+    if facts.round_trip_s is None or not facts.first_token_p50_s:
+        return None
+    fraction = facts.round_trip_s / facts.first_token_p50_s
+    if fraction <= MAX_ROUND_TRIP_FRACTION:
+        return None
+    round_trip = format_duration(facts.round_trip_s)
+    return f"network: a round trip of {round_trip} is {fraction:.0%} of first token p50, over {MAX_ROUND_TRIP_FRACTION:.0%}"
 
 
 def _cache(facts: PointFacts) -> str | None:
