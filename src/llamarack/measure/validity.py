@@ -105,7 +105,7 @@ def _network(facts: PointFacts) -> str | None:
     if fraction <= MAX_ROUND_TRIP_FRACTION:
         return None
     round_trip = format_duration(facts.round_trip_s)
-    return f"network: a round trip of {round_trip} is {fraction:.0%} of first token p50, over {MAX_ROUND_TRIP_FRACTION:.0%}"
+    return f"network: a round trip of {round_trip} is {fraction:.0%} of the first-token p50"
 
 
 def _cache(facts: PointFacts) -> str | None:
