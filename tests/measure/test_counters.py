@@ -33,6 +33,15 @@ def test_llama_cpp_counters_are_known_by_its_names() -> None:
     assert (sample.running, sample.waiting, sample.kv_fraction) == (4.0, 1.0, None)
 
 
+def test_gateway_adds_its_queue_and_stands_in_for_silent_engines() -> None:
+    own = 'llamarack_in_flight{replica="a"} 2\nllamarack_in_flight{replica="b"} 1\nllamarack_queued{model="m"} 7\n'
+    sample, with_engine = parse_counters(own, 0), parse_counters(own + LLAMA_CPP, 0)
+    assert sample is not None
+    assert (sample.running, sample.queued, sample.waiting) == (3.0, 7.0, None)
+    assert with_engine is not None
+    assert (with_engine.running, with_engine.queued) == (4.0, 7.0)
+
+
 def test_foreign_or_broken_text_is_no_sample() -> None:
     assert parse_counters("process_cpu_seconds_total 4\n", 0) is None
     assert parse_counters("<html>{{{ not metrics", 0) is None
@@ -40,7 +49,13 @@ def test_foreign_or_broken_text_is_no_sample() -> None:
 
 def _sample(running: float | None, preemptions: float | None) -> CounterSample:
     return CounterSample(
-        at_monotonic_ns=0, running=running, waiting=None, kv_fraction=None, preemptions=preemptions, output_tokens=None
+        at_monotonic_ns=0,
+        running=running,
+        waiting=None,
+        queued=2,
+        kv_fraction=None,
+        preemptions=preemptions,
+        output_tokens=None,
     )
 
 
@@ -49,6 +64,7 @@ def test_summary_has_means_maxima_and_increases() -> None:
     assert summary is not None
     assert (summary.running_mean, summary.running_max, summary.preemptions) == (2.0, 3.0, 4.0)
     assert summary.waiting_mean is None
+    assert summary.queued_max == 2
 
 
 def test_counter_that_went_back_means_a_restart_and_is_unknown() -> None:

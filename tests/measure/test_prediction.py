@@ -36,7 +36,7 @@ CANDIDATE = Candidate(
 def _point(running: float | None) -> PointResult:
     point = point_result(Level(concurrency=1), [measured(*steady())], JUDGING)
     server = ServerCounters(
-        samples=1, running_mean=running, running_max=running, waiting_mean=None, waiting_max=None,
+        samples=1, running_mean=running, running_max=running, waiting_mean=None, waiting_max=None, queued_max=None,
         kv_fraction_max=None, preemptions=None, output_tokens=None,
     )  # fmt: skip
     lengths = replace(point.input_tokens, mean=100.0), replace(point.output_tokens, mean=20.0)

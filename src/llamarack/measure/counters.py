@@ -1,4 +1,4 @@
-"""What the server itself counted meanwhile: running, waiting, KV use, preemptions, from its /metrics.
+"""What the server itself counted meanwhile: running, waiting, queued, KV use, preemptions, from its /metrics.
 
 Client concurrency is not the engine's batch: only `running` proves that the batch was reached. Names are a table; sums
 over replicas, except KV use, where the fullest replica counts.
@@ -17,10 +17,12 @@ from llamarack.measure.client import Client
 
 INTERVAL_S = 1.0
 _TIMEOUT_S = 5.0
-# vLLM 0.6 to 0.11 and llama.cpp builds of 2024 to 2026; the gateway re-exports engine metrics under their own names.
+# vLLM 0.6 to 0.11 and llama.cpp builds of 2024 to 2026; the gateway re-exports engine metrics under their own names
+# and adds its own queue.
 NAMES: Mapping[str, tuple[str, ...]] = {
-    "running": ("vllm:num_requests_running", "llamacpp:requests_processing"),
+    "running": ("vllm:num_requests_running", "llamacpp:requests_processing", "llamarack_in_flight"),
     "waiting": ("vllm:num_requests_waiting", "llamacpp:requests_deferred"),
+    "queued": ("llamarack_queued",),
     "kv_fraction": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "llamacpp:kv_cache_usage_ratio"),
     "preemptions": ("vllm:num_preemptions_total", "vllm:num_preemptions"),
     "output_tokens": ("vllm:generation_tokens_total", "vllm:generation_tokens", "llamacpp:tokens_predicted_total"),
@@ -29,11 +31,12 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterSample:
-    """One reading; None: the server does not say."""
+    """One reading; None: the server does not say. `waiting`: inside the engines; `queued`: before them."""
 
     at_monotonic_ns: int
     running: float | None
     waiting: float | None
+    queued: float | None
     kv_fraction: float | None
     preemptions: float | None
     output_tokens: float | None
@@ -48,6 +51,7 @@ class ServerCounters:
     running_max: float | None
     waiting_mean: float | None
     waiting_max: float | None
+    queued_max: float | None
     kv_fraction_max: float | None
     preemptions: float | None
     output_tokens: float | None
@@ -92,6 +96,7 @@ def summarize_counters(samples: Sequence[CounterSample]) -> ServerCounters | Non
         running_max=max(known("running"), default=None),
         waiting_mean=mean("waiting"),
         waiting_max=max(known("waiting"), default=None),
+        queued_max=max(known("queued"), default=None),
         kv_fraction_max=max(known("kv_fraction"), default=None),
         preemptions=increase("preemptions"),
         output_tokens=increase("output_tokens"),
