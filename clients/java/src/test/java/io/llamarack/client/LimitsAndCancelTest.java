@@ -121,11 +121,12 @@ class LimitsAndCancelTest {
                     x.data("[DONE]");
                     x.endStream();
                 });
-                LlamarackClient client = server.client().idleTimeout(SHORT).build();
+                LlamarackClient client = server.client()
+                        .firstByteTimeout(Duration.ofSeconds(1)).idleTimeout(Duration.ofSeconds(1)).build();
                 ChatStream stream = client.streamChat(REQUEST)) {
             Iterator<ChatChunk> chunks = stream.iterator();
             chunks.next();
-            Thread.sleep(SHORT.toMillis() * 3);
+            Thread.sleep(2500);
             assertEquals(2000 * 4, stream.result().text().length());
         }
     }

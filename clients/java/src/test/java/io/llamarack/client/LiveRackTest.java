@@ -22,7 +22,8 @@ import org.junit.jupiter.api.condition.EnabledIfEnvironmentVariable;
  * The client against a running rack: LLAMARACK_URL says where, LLAMARACK_API_KEY with which key. Takes the
  * first model the rack serves.
  */
-@EnabledIfEnvironmentVariable(named = "LLAMARACK_URL", matches = "http.*")
+@EnabledIfEnvironmentVariable(named = "LLAMARACK_URL", matches = "http.*",
+        disabledReason = "needs a rack: llamarack serve FILE, then LLAMARACK_URL=http://127.0.0.1:8080")
 @Timeout(240)
 class LiveRackTest {
     private static LlamarackClient client;

@@ -21,7 +21,8 @@ import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.condition.EnabledIfEnvironmentVariable;
 
 /** What every Java program without this client does: {@code HttpClient.newHttpClient()}, h2c offer included. */
-@EnabledIfEnvironmentVariable(named = "LLAMARACK_URL", matches = "http.*")
+@EnabledIfEnvironmentVariable(named = "LLAMARACK_URL", matches = "http.*",
+        disabledReason = "needs a rack: llamarack serve FILE, then LLAMARACK_URL=http://127.0.0.1:8080")
 @Timeout(240)
 class StockHttpClientTest {
     private final HttpClient http = HttpClient.newHttpClient();
