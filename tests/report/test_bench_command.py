@@ -89,7 +89,7 @@ async def test_killed_command_leaves_no_worker_behind_and_keeps_its_records(tmp_
         child = await asyncio.create_subprocess_exec(
             *COMMAND, f"http://127.0.0.1:{port}", *many, "-o", str(folder), stderr=asyncio.subprocess.DEVNULL
         )
-        while len(server.bodies) < 100:  # noqa: ASYNC110 - a request count has no event
+        while len(server.bodies) < 100:
             await asyncio.sleep(0.01)
         workers = psutil.Process(child.pid).children(recursive=True)
         assert workers
