@@ -29,8 +29,9 @@ def demo_rack(folder: Path, *, sequences: int = 8) -> Iterator[str]:
     model = demo_model(cache_dir(), print)
     port = _free_port()
     file = folder / "demo.yaml"
+    limits = f"{{context_tokens: 1024, sequences: {sequences}}}"
     file.write_text(
-        f"models:\n  - name: smollm2-135m\n    path: {model}\n    limits: {{context_tokens: 1024, sequences: {sequences}}}\n"
+        f"models:\n  - name: smollm2-135m\n    path: {model}\n    limits: {limits}\n"
         f"gateway: {{port: {port}, max_queue_s: 300}}\n"
     )
     environment = {
