@@ -148,24 +148,22 @@ def _pip(python: Path, arguments: Sequence[str], tell: Callable[[str], None]) ->
     if arguments[0] == "install":
         command.append("--progress-bar=off")
     lines: deque[str] = deque(maxlen=30)
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    )
-    watchdog = threading.Timer(_PIP_TIMEOUT_S, process.kill)
-    watchdog.start()
     started = time.monotonic()
-    try:
-        assert process.stdout is not None
-        for line in map(str.strip, process.stdout):
-            lines.append(line)
-            if _PIP_TOLD.match(line):
-                tell(line if len(line) < 100 else line[:99] + "…")
-        code = process.wait()
-    finally:
-        watchdog.cancel()
-        if process.poll() is None:  # interrupted
-            process.terminate()
-            process.wait()
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        watchdog = threading.Timer(_PIP_TIMEOUT_S, process.kill)
+        watchdog.start()
+        try:
+            assert process.stdout is not None
+            for line in map(str.strip, process.stdout):
+                lines.append(line)
+                if _PIP_TOLD.match(line):
+                    tell(line if len(line) < 100 else line[:99] + "…")
+            code = process.wait()
+        finally:
+            watchdog.cancel()
+            process.terminate()  # of use when interrupted; otherwise it has ended
     if code == 0:
         return
     if time.monotonic() - started >= _PIP_TIMEOUT_S:

@@ -27,7 +27,7 @@ from llamarack.engine.installed import Installed, engine_for
 from llamarack.engine.llamacpp import diagnose_by_lines
 from llamarack.engine.vllm_faults import FATAL
 from llamarack.engine.vllm_help import API_SERVER, help_text
-from llamarack.engine.vllm_options import flags_of, options_of, pass_through, render, thread_binding
+from llamarack.engine.vllm_options import flags_of, options_of, pass_through, render, thread_environment
 
 KEY_VARIABLE = "VLLM_API_KEY"
 # `Loading safetensors checkpoint shards:  50% Completed | 1/2 [00:01<00:01,  1.02s/it]`
@@ -91,11 +91,6 @@ def _environment(context: LaunchContext, engine: Installed) -> dict[str, str]:
     own = {"PATH": f"{engine.python.parent}:{os.environ.get('PATH', os.defpath)}"}  # ninja, for compiled kernels
     if not context.card_uuids:
         plan = context.candidate
-        cores = sorted(os.sched_getaffinity(0))
-        own["VLLM_CPU_OMP_THREADS_BIND"] = thread_binding(
-            cores,
-            ranks=plan.tensor_parallel * plan.pipeline_parallel,
-            threads=plan.threads or len(cores),
-            replica=int(context.replica.rpartition("-")[2]),
-        )
+        cores = len(os.sched_getaffinity(0))
+        own |= thread_environment(plan.tensor_parallel * plan.pipeline_parallel, plan.threads or cores)
     return engine_environment(os.environ, context.card_uuids, {**own, **context.group.env, KEY_VARIABLE: context.key})

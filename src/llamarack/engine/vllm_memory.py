@@ -19,9 +19,7 @@ _RANK = re.compile(r"^\((?:Vllm)?Worker(?:Proc)?_?((?:[A-Z]+\d+_?)*) pid=\d+\)")
 _GIB_LINES = {
     "weights_bytes": re.compile(r"Model loading took ([\d.]+) GiB"),
     "kv_bytes": re.compile(r"Available KV cache memory: ([\d.]+) GiB"),
-    "graphs_bytes": re.compile(
-        r"(?:CUDA graph pool memory: ([\d.]+) GiB|Graph capturing finished .* took ([\d.]+) GiB)"
-    ),
+    "graphs_bytes": re.compile(r"(?:CUDA graph pool memory: |Graph capturing finished .* took )([\d.]+) GiB"),
 }
 _CPU_KV = re.compile(r"(?:Explicitly|Auto) set \(([\d.]+)/[\d.]+\) GiB for KV cache")
 _USAGE = re.compile(
@@ -87,7 +85,7 @@ def actual_memory(log_lines: Iterable[str]) -> ActualMemory:
 
 
 def _terms_of(line: str) -> dict[str, Any]:
-    found: dict[str, int] = {}
+    found: dict[str, Any] = {}
     for term, pattern in _GIB_LINES.items():
         if match := pattern.search(line):
             found[term] = _bytes(match[1])

@@ -1,4 +1,4 @@
-"""From a plan to vLLM's command line: options, their spellings in the installed version, cores of each rank. Pure."""
+"""From a plan to vLLM's command line: options, their spellings in the installed version, threads of each rank. Pure."""
 
 from __future__ import annotations
 
@@ -165,13 +165,7 @@ def _dashed(name: str) -> str:
     return name.lstrip("-").replace("_", "-")
 
 
-def thread_binding(cores: Sequence[int], ranks: int, threads: int, replica: int) -> str:
-    """`VLLM_CPU_OMP_THREADS_BIND`: the cores of each rank, `0,1|2,3`.
-
-    `threads`: cores of one replica; replicas take their cores in turn. With fewer cores than ranks, ranks share.
-    """
-    start = replica * threads % len(cores)
-    own = [cores[(start + offset) % len(cores)] for offset in range(min(threads, len(cores)))]
-    each = max(1, len(own) // ranks)
-    hands = [[own[(rank * each + offset) % len(own)] for offset in range(each)] for rank in range(ranks)]
-    return "|".join(",".join(map(str, sorted(set(hand)))) for hand in hands)
+def thread_environment(ranks: int, threads: int) -> dict[str, str]:
+    """Threads of each rank on the processor. vLLM's own binding wants a NUMA node per rank, and cores that are given to
+    one model are taken by another just as well: the kernel spreads the threads instead."""
+    return {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(max(1, threads // ranks))}
