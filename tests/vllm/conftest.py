@@ -114,6 +114,7 @@ def serve(tmp_path: Path) -> Iterator[Any]:
 
     def start(*models: dict[str, Any], **supervise: Any) -> Rack:
         file = tmp_path / f"rack{len(racks)}.yaml"
+        supervise = {"start_deadline": START_TIMEOUT_S} | supervise
         value = {"schema_version": 1, "models": list(models), "gateway": {"port": 0}, "supervise": supervise}
         file.write_text(yaml.safe_dump(value))
         output = tmp_path / f"{file.stem}.out"

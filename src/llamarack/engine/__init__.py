@@ -2,13 +2,15 @@
 
 - `adaptor`: the contract and its records
 - `llamacpp`, `llamacpp_worker`: llama.cpp in a process of its own
-- `vllm`, `vllm_options`, `vllm_help`, `vllm_faults`: vLLM in an environment of its own
+- `vllm`, `vllm_options`, `vllm_help`, `vllm_faults`, `vllm_memory`: vLLM in an environment of its own
+- `transformers`, `transformers_worker`: the reference, plain PyTorch in a process of its own
 - `installed`, `install`: engines in environments of their own, found and made
 - `chat_template`: templates by name
 """
 
 from llamarack.engine.adaptor import Adaptor
 from llamarack.engine.llamacpp import LlamaCpp
+from llamarack.engine.transformers import Transformers
 from llamarack.engine.vllm import Vllm
 
-ADAPTORS: dict[str, Adaptor] = {"llamacpp": LlamaCpp(), "vllm": Vllm()}
+ADAPTORS: dict[str, Adaptor] = {"llamacpp": LlamaCpp(), "transformers": Transformers(), "vllm": Vllm()}

@@ -75,7 +75,7 @@ def engine_for(group: Group, *, on_cards: bool, known: Sequence[Installed] | Non
         found = ask_interpreter(group.engine_python, group.engine)
     else:
         everything = installed_engines() if known is None else known
-        builds = [one for one in everything if one.engine == group.engine]
+        builds = [one for one in everything if one.engine == group.engine] or _within(everything, group.engine)
         if not builds:
             raise ConfigError(
                 f"engine `{group.engine}` is not installed",
@@ -91,6 +91,13 @@ def engine_for(group: Group, *, on_cards: bool, known: Sequence[Installed] | Non
             hint=f"llamarack engine install {group.engine}, or gpus: [] to run on the processor",
         )
     return found
+
+
+def _within(known: Sequence[Installed], engine: str) -> list[Installed]:
+    """vLLM's environments have transformers too."""
+    if engine != "transformers":
+        return []
+    return [ask_interpreter(one.python, engine) for one in known if one.engine == "vllm"]
 
 
 def ask_interpreter(python: Path, engine: str) -> Installed:
