@@ -8,22 +8,6 @@ from __future__ import annotations
 
 from llamarack.engine.adaptor import FatalLine
 
-# Names that the supervisor and the journal know; those a second start cannot cure stand in `FINAL_CAUSES`.
-FINAL_CAUSES = frozenset(
-    {
-        "heads_not_divisible",
-        "unsupported_quantization",
-        "unsupported_architecture",
-        "driver_too_old",
-        "missing_tokenizer",
-        "kv_cache_too_small",
-        "kv_dtype_needs_bfloat16",
-        "model_file_damaged",
-        "context_too_long",
-        "bad_option",
-    }
-)
-
 FATAL = (
     FatalLine(
         pattern=r"attention heads \((\d+)\) must be divisible by tensor parallel size \((\d+)\)",

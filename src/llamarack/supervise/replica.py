@@ -35,7 +35,13 @@ _LOG_TAIL_BYTES = 32768
 _LONG_PROMPT_TOKENS = 512
 _LONG_PROMPT_CPU_TOKENS = 128
 # Causes that the same start meets again; the rest may pass.
-_HOPELESS = frozenset({"model_file_damaged", "unsupported_architecture", "bad_option"})
+_HOPELESS = frozenset(
+    {
+        *("model_file_damaged", "missing_tokenizer", "unsupported_architecture", "unsupported_quantization"),
+        *("bad_option", "context_too_long", "heads_not_divisible", "kv_cache_too_small", "kv_dtype_needs_bfloat16"),
+        "driver_too_old",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
