@@ -111,6 +111,9 @@ async def receive(port: int, streams: int, timeout_s: float) -> dict[str, object
         "events": len(delays_s),
         "events_per_s": round(len(delays_s) / seconds),
         "client_cpu_fraction": lag.cpu_fraction,
+        "client_cpu_us_per_event": None
+        if lag.cpu_fraction is None
+        else lag.cpu_fraction * seconds * 1e6 / len(delays_s),
         "client_lag_s": {"p50": lag.event_loop_s.p50, "p99": lag.event_loop_s.p99, "max": lag.event_loop_s.max},
         "stamp_after_write_s": {"min": delay.min, "p50": delay.p50, "p99": delay.p99, "max": delay.max},
     }
