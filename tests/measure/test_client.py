@@ -255,7 +255,7 @@ async def test_connection_is_kept_for_the_next_request_and_dropped_after_a_fault
 
 async def test_kept_connection_closed_by_the_server_costs_no_request(monkeypatch) -> None:
     script = Script(steps=plain_script(2).steps, closes_after=True)
-    async with golden({"m": script}, no_wait) as (server, client):
+    async with golden({"m": script, "good": plain_script(2)}, no_wait) as (server, client):
         # The close is hidden from the client until it has sent again: the race that a fast closed loop meets.
         lost, held, is_lost = Connection.connection_lost, [], asyncio.Event()
 
@@ -271,10 +271,29 @@ async def test_kept_connection_closed_by_the_server_costs_no_request(monkeypatch
         monkeypatch.undo()
         lost(*held[0])
         second = await task
-        third = await client.stream(job("m"), timeout_s=TIMEOUT_S)
-    assert [first.error_kind, second.error_kind, third.error_kind] == [None, None, None]
-    assert server.num_connections == 3
-    assert len(server.bodies) == 3
+        assert server.num_connections == 2
+        others = [await client.stream(job("good"), timeout_s=TIMEOUT_S) for _ in range(2)]
+    assert [record.error_kind for record in (first, second, *others)] == [None] * 4
+    assert server.num_connections == 4  # what closes once is not trusted again
+    assert len(server.bodies) == 4
+
+
+async def test_new_connection_that_closes_without_an_answer_is_one_failure() -> None:
+    num_connections = 0
+
+    async def close(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_connections
+        num_connections += 1
+        writer.close()
+
+    listener = await asyncio.start_server(close, "127.0.0.1", 0)
+    client = Client(parse_target(f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"))
+    record = await client.stream(job("m"), timeout_s=TIMEOUT_S)
+    client.close()
+    listener.close()
+    await listener.wait_closed()
+    assert record.error_kind is ErrorKind.TRUNCATED
+    assert num_connections == 1
 
 
 async def test_stopped_request_is_broken_off_and_says_so(monkeypatch) -> None:

@@ -89,6 +89,15 @@ async def test_two_reads_of_one_turn_keep_their_own_stamps(pair: Pair) -> None:
     assert heard.bodies[0][1] <= between_ns <= heard.bodies[1][1]
 
 
+async def test_bytes_that_came_before_the_close_are_read_first(pair: Pair) -> None:
+    heard = Heard()
+    pair.near.send(b"x", heard)
+    pair.near.data_received(RESPONSE)
+    pair.near.connection_lost(None)
+    assert heard.ends == [True]
+    assert [data for data, _ in heard.bodies] == [b"hi"]
+
+
 async def test_whole_response_leaves_the_connection_reusable(pair: Pair) -> None:
     for _ in range(2):
         heard = Heard()

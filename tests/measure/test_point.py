@@ -1,5 +1,7 @@
 """Records of one level -> figures that can be worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from llamarack.measure.distribution import summarize
@@ -93,6 +95,12 @@ def test_interrupted_point_keeps_its_figures_and_is_invalid() -> None:
     result = point_result(Level(concurrency=1), [measured(*steady(), is_interrupted=True)], JUDGING)
     assert result.metrics.ttft_s.n == 40
     assert result.invalid_reasons == ("interrupted before its end",)
+
+
+def test_request_broken_off_by_the_end_of_the_run_is_neither_success_nor_failure() -> None:
+    broken_off = replace(stream((1, 1), scheduled_ms=3950), is_cancelled=True)
+    result = point_result(Level(concurrency=1), [measured(*steady(), broken_off)], JUDGING)
+    assert (result.requests, result.failures, result.metrics.ttft_s.n) == (40, 0, 40)
 
 
 def test_point_without_a_request_has_no_figures() -> None:

@@ -66,6 +66,10 @@ def test_each_rule_alone_makes_a_closed_point_invalid(change, word: str) -> None
     assert reasons[0].startswith(word)
 
 
+def test_five_milliseconds_of_lag_are_allowed_however_fast_the_first_token_is() -> None:
+    assert invalid_reasons(replace(CLOSED, lag_p99_s=0.005, first_token_p50_s=0.02, round_trip_s=0.001)) == ()
+
+
 @pytest.mark.parametrize("change", [{"schedule_delay_p99_s": 0.021}, {"delivered_fraction": 0.94}])
 def test_late_or_missing_requests_make_an_open_point_invalid(change) -> None:
     assert [reason.split(":")[0] for reason in invalid_reasons(replace(OPEN, **change))] == ["rate"]
