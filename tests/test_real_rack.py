@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import openai
@@ -22,7 +23,7 @@ from tests.supervise.conftest import left_of
 
 pytestmark = pytest.mark.llamacpp
 DEADLINE_S = 240.0
-MESSAGES = [
+MESSAGES: Any = [
     {"role": "system", "content": "You are a helpful assistant."},
     {"role": "user", "content": "What is the capital of France?"},
 ]
@@ -69,7 +70,7 @@ def test_official_client_streams_and_completes(rack: str) -> None:
     chunks = list(
         client.chat.completions.create(
             model="smollm2-135m",
-            messages=MESSAGES,  # type: ignore[arg-type]
+            messages=MESSAGES,
             stream=True,
             temperature=0,
             stream_options={"include_usage": True},

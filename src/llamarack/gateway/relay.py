@@ -260,11 +260,9 @@ class ClientStream:
             self._call.request.transport.abort()
 
     async def keep_alive(self) -> None:
-        """Commits once the engine had its chance to refuse, or before a waiting client loses patience."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._heartbeat.interval_s):
-                await self.admitted.wait()
-                await asyncio.sleep(_COMMIT_AFTER_S)
+        """Commits once the engine had its chance to refuse. Not in the queue: a 503 is what clients know to retry."""
+        await self.admitted.wait()
+        await asyncio.sleep(_COMMIT_AFTER_S)
         with contextlib.suppress(ConnectionError):
             await self.commit()
             while self._heartbeat.style != "off":

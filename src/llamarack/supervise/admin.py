@@ -11,10 +11,12 @@ import contextlib
 import json
 from typing import Any
 
+import psutil
+
 from llamarack.errors import NothingRunning
 from llamarack.paths import RackPaths
 from llamarack.supervise.status import events_record, status_record
-from llamarack.supervise.supervisor import Supervisor, is_running
+from llamarack.supervise.supervisor import Supervisor, is_running, lock_holder
 
 _MAX_LINE_BYTES = 4 * 1024**2
 
@@ -96,10 +98,11 @@ def nothing_running(paths: RackPaths) -> NothingRunning:
 
 
 async def wait_until_gone(paths: RackPaths, timeout_s: float) -> bool:
-    """Whether the supervisor has ended within the time."""
+    """Whether the supervisor has ended within the time: its lock is free and its process is gone."""
+    pid = lock_holder(paths)
     try:
         async with asyncio.timeout(timeout_s):
-            while is_running(paths):  # noqa: ASYNC110 - a lock of another process sends no event
+            while is_running(paths) or (pid is not None and psutil.pid_exists(pid)):  # noqa: ASYNC110 - no event tells
                 await asyncio.sleep(0.05)
     except TimeoutError:
         return False

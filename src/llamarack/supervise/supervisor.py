@@ -72,6 +72,14 @@ def is_running(paths: RackPaths) -> bool:
         os.close(fd)
 
 
+def lock_holder(paths: RackPaths) -> int | None:
+    """The process that holds, or held last, the rack's lock."""
+    try:
+        return int(paths.lock.read_text())
+    except (OSError, ValueError):
+        return None
+
+
 class Supervisor:
     """`start()`, then `run()` until `ask_stop()`; `table()` and `replicas` are for reading."""
 
