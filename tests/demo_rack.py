@@ -24,12 +24,12 @@ def _free_port() -> int:
 
 
 @contextlib.contextmanager
-def demo_rack(folder: Path, *, sequences: int = 8) -> Iterator[str]:
+def demo_rack(folder: Path, *, sequences: int, context_tokens: int = 1024) -> Iterator[str]:
     """Its base URL, without /v1, once it is ready; everything is ended afterwards."""
     model = demo_model(cache_dir(), print)
     port = _free_port()
     file = folder / "demo.yaml"
-    limits = f"{{context_tokens: 1024, sequences: {sequences}}}"
+    limits = f"{{context_tokens: {context_tokens}, sequences: {sequences}}}"
     file.write_text(
         f"models:\n  - name: smollm2-135m\n    path: {model}\n    limits: {limits}\n"
         f"gateway: {{port: {port}, max_queue_s: 300}}\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.raw import ask, chat, connect, events, get, post_bytes
+from tests.gateway.raw import ask, chat, connect, get, post_bytes
 from tests.rigs import fake_engine, gateway_worker, until
 
 pytestmark = pytest.mark.process
@@ -48,8 +48,8 @@ async def test_engine_never_gets_more_than_its_slots(tmp_path: Path) -> None:
         await until(lambda: gateway.counts_of("in_flight") == 0, "all slots are free")
 
 
-async def test_waiting_stream_gets_headers_and_heartbeats_and_then_its_answer(tmp_path: Path) -> None:
-    """A Java client's read timeout must not end what waits for a slot."""
+async def test_waiting_stream_has_no_status_until_it_is_admitted(tmp_path: Path) -> None:
+    """So that it can still be a 503, which clients retry."""
     async with (
         fake_engine(tmp_path, slots=1) as engine,
         gateway_worker(tmp_path, [engine.row()], heartbeat={"style": "comment", "interval_s": 1}) as gateway,
@@ -59,29 +59,27 @@ async def test_waiting_stream_gets_headers_and_heartbeats_and_then_its_answer(tm
         await running.send(post_bytes(CHAT, STALL))
         await until(engine.requests, "the slot is taken")
         await waiting.send(post_bytes(CHAT, chat(stream=True)))
-        status, _ = await waiting.head()
-        assert status == 200
-        pieces = waiting.chunks()
-        assert await anext(pieces) == b": keep-alive\n\n"
+        head = asyncio.create_task(waiting.head())
+        done, _ = await asyncio.wait({head}, timeout=2.5)  # two heartbeats long
+        assert not done
         running.leave()
-        rest = b"".join([piece async for piece in pieces])
+        status, _ = await head
+        assert status == 200
+        rest = b"".join([piece async for piece in waiting.chunks()])
         assert rest.endswith(b"data: [DONE]\n\n")
 
 
-async def test_waiting_stream_that_was_given_headers_and_no_slot_ends_in_the_error_event(tmp_path: Path) -> None:
-    heartbeat = {"style": "comment", "interval_s": 1}
+async def test_waiting_stream_that_gets_no_slot_in_time_is_a_503(tmp_path: Path) -> None:
     async with (
         fake_engine(tmp_path, slots=1) as engine,
-        gateway_worker(tmp_path, [engine.row()], max_queue_s=1.5, heartbeat=heartbeat) as gateway,
+        gateway_worker(tmp_path, [engine.row()], max_queue_s=1.5) as gateway,
         connect(gateway) as running,
     ):
         await running.send(post_bytes(CHAT, STALL))
         await until(engine.requests, "the slot is taken")
         answer = await ask(gateway, CHAT, chat(stream=True))
-        assert answer.status == 200
-        last = events(answer.body)[-1]
-        assert last.startswith(b"event: error\n")
-        assert b'"server_is_overloaded"' in last
+        assert (answer.status, answer.error["code"]) == (503, "server_is_overloaded")
+        assert "retry-after" in answer.headers
 
 
 async def test_draining_rack_finishes_what_runs_and_refuses_the_rest(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The Java client: it builds offline, its own tests pass, and it works against a running rack.
 
-The last part needs a rack: start one (`llamarack serve FILE`), and give its address as LLAMARACK_URL.
+The last part starts a demo rack; LLAMARACK_URL names another one.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.demo_rack import demo_rack
 
 pytestmark = pytest.mark.java
 
@@ -76,12 +79,15 @@ def test_build_names_the_packages_it_lacks(tmp_path: Path) -> None:
         assert package in done.stderr
 
 
-@pytest.fixture
-def rack_url() -> str:
-    url = os.environ.get("LLAMARACK_URL")
-    if not url:
-        pytest.skip("needs a rack: `llamarack serve FILE`, then `LLAMARACK_URL=http://127.0.0.1:8080 pytest -m java`")
-    return url
+@pytest.fixture(scope="module")
+def rack_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The rack named by LLAMARACK_URL, or a demo rack of our own."""
+    given = os.environ.get("LLAMARACK_URL")
+    if given:
+        yield given
+        return
+    with demo_rack(tmp_path_factory.mktemp("rack"), sequences=4, context_tokens=2048) as url:
+        yield url
 
 
 def test_client_and_stock_http_client_work_against_a_rack(rack_url: str) -> None:

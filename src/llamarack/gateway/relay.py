@@ -27,6 +27,9 @@ from llamarack.supervise.table import ReplicaRow
 # Time for the engine to refuse a bad request with its own status before the 200 of a stream is committed.
 _COMMIT_AFTER_S = 1.0
 _MAX_ATTEMPTS = 4
+# A request in the queue has no status yet: a 503 is what every client knows to retry, an event inside a 200 is not. Only
+# past this, with a longer `max_queue_s`, headers and keep-alives go out: LangChain4j gives up after 60 s without any.
+_QUEUE_PATIENCE_S = 45.0
 # A replica that broke off but still counts as ready gets the request again after this; the supervisor has had time
 # to notice a death.
 _FORGIVE_AFTER_S = 2.0
@@ -260,9 +263,11 @@ class ClientStream:
             self._call.request.transport.abort()
 
     async def keep_alive(self) -> None:
-        """Commits once the engine had its chance to refuse. Not in the queue: a 503 is what clients know to retry."""
-        await self.admitted.wait()
-        await asyncio.sleep(_COMMIT_AFTER_S)
+        """Commits once the engine had its chance to refuse, or before a client in the queue loses patience."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_QUEUE_PATIENCE_S):
+                await self.admitted.wait()
+                await asyncio.sleep(_COMMIT_AFTER_S)
         with contextlib.suppress(ConnectionError):
             await self.commit()
             while self._heartbeat.style != "off":
