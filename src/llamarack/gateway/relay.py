@@ -27,8 +27,8 @@ from llamarack.supervise.table import ReplicaRow
 # Time for the engine to refuse a bad request with its own status before the 200 of a stream is committed.
 _COMMIT_AFTER_S = 1.0
 _MAX_ATTEMPTS = 4
-# A request in the queue has no status yet: a 503 is what every client knows to retry, an event inside a 200 is not. Only
-# past this, with a longer `max_queue_s`, headers and keep-alives go out: LangChain4j gives up after 60 s without any.
+# A request in the queue has no status yet: a 503 is what every client knows to retry, an event inside a 200 is not.
+# Past this, with a longer `max_queue_s`, headers and keep-alives go out: LangChain4j gives up after 60 s without any.
 _QUEUE_PATIENCE_S = 45.0
 # A replica that broke off but still counts as ready gets the request again after this; the supervisor has had time
 # to notice a death.
