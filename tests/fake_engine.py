@@ -48,6 +48,7 @@ class Faults:
     grandchild: bool = False  # a child that ignores SIGTERM
     grandchild_setsid: bool = False  # one in a session of its own
     metrics_lie: str = ""  # frozen (no token progress) | busy (one request always runs) | absent (404)
+    stall_small: bool = False  # /tokenize and its like never answer
     spare_requests: int = 0  # the first N requests meet none of the faults below: warm-up makes 3
     header_delay_s: float = 0.0
     prefill_s: float = 0.0
@@ -264,6 +265,8 @@ class Connection:
             if engine.faults.metrics_lie == "absent":
                 return await self.refuse(seen, 404, "File Not Found", "not_found_error")
             return await self.send(200, metrics_text(engine).encode(), "text/plain; version=0.0.4")
+        if engine.faults.stall_small:
+            await asyncio.sleep(_FOREVER_S)
         answer = small_answer(engine, path, json.loads(body or b"{}"))
         if answer is None:
             return await self.refuse(seen, 404, "File Not Found", "not_found_error")

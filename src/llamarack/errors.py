@@ -19,6 +19,7 @@
        |- NotFound                exit 1   HTTP 404   unknown path
        |- ModelNotFound           exit 1   HTTP 404   unknown model
        |- MethodNotAllowed        exit 1   HTTP 405   known path, other method
+       |- RequestTooSlow          exit 1   HTTP 408   body not sent in time
        |- RequestTooLarge         exit 1   HTTP 413   body over the limit
        |- RateLimited             exit 1   HTTP 429   over this key's share
        |- Overloaded              exit 1   HTTP 503   queue full, or waited too long
@@ -160,6 +161,11 @@ class ModelNotFound(RequestError):
 class MethodNotAllowed(RequestError):
     http_status = 405
     code = "method_not_allowed"
+
+
+class RequestTooSlow(RequestError):
+    http_status = 408
+    code = "request_timeout"
 
 
 class RequestTooLarge(RequestError):

@@ -17,6 +17,7 @@ from aiohttp.web_protocol import RequestHandler
 from llamarack.config import Gateway
 from llamarack.errors import (
     BadRequest,
+    DeadlineExceeded,
     LlamarackError,
     MethodNotAllowed,
     ModelNotFound,
@@ -24,6 +25,7 @@ from llamarack.errors import (
     NotReady,
     RequestError,
     RequestTooLarge,
+    RequestTooSlow,
 )
 from llamarack.gateway import body as bodies
 from llamarack.gateway import wire
@@ -35,11 +37,13 @@ from llamarack.gateway.routing import ready_replicas
 from llamarack.gateway.tokens import detokenize, tokenize
 from llamarack.gateway.upstream import EnginePool
 from llamarack.supervise.state import State
-from llamarack.supervise.table import ModelRow
+from llamarack.supervise.table import ModelRow, ReplicaRow
 from llamarack.version import __version__
 
 MAX_BODY_BYTES = 32 * 1024**2
 _MAX_HEADER_BYTES = 32 * 1024
+# For a first head and for a whole body: 32 MiB at 4.5 Mbit/s. Without, a byte now and then holds a connection for ever.
+_SENDING_TIMEOUT_S = 60.0
 _ENGINE_METRICS_TIMEOUT_S = 2.0
 _PREFIX = re.compile(r"^(?:/v1)+(?=/|$)")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -52,6 +56,7 @@ _GENERATING = {
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("llamarack.access")
 Handler = Callable[[web.BaseRequest, str], Awaitable[web.StreamResponse]]
+SmallRequest = Callable[[EnginePool, ReplicaRow, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class GatewayServer:
@@ -66,6 +71,8 @@ class GatewayServer:
         self._keys = keys
         self._relay = Relay(settings, admission, pool, metrics)
         self._keep_alive_s = settings.keep_alive_s
+        self._request_timeout_s = settings.request_timeout_s
+        self._sending_timeout_s = min(_SENDING_TIMEOUT_S, settings.request_timeout_s)
         self._routes: dict[str, dict[str, Handler]] = {
             "/live": {"GET": self._live},
             "/livez": {"GET": self._live},
@@ -85,6 +92,7 @@ class GatewayServer:
     def protocol_factory(self) -> web.Server:
         return _EnvelopeServer(
             self.handle,
+            head_timeout_s=self._sending_timeout_s,
             request_factory=_make_request,
             handler_cancellation=True,  # a disconnect ends the handler at once, also in silence
             keepalive_timeout=self._keep_alive_s,
@@ -109,6 +117,8 @@ class GatewayServer:
         except Exception:
             log.exception("unexpected request=%s path=%s", request_id, shown_path)
             response = error_response(LlamarackError("the gateway met a fault of its own"), request_id)
+        if response.status == RequestTooSlow.http_status:
+            response.force_close()
         if _waits_to_continue(request) and "continued" not in request:
             response.force_close()  # its body never comes: what comes next on this connection would be taken for it
         access_log.info("%s %s %d id=%s %.3f s", request.method, shown_path, response.status, request_id,
@@ -144,7 +154,7 @@ class GatewayServer:
     async def _generate(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
         arrived = time.monotonic()
         engine_path, chat = _GENERATING[_PREFIX.sub("", request.path).rstrip("/")]
-        raw = await read_body(request)
+        raw = await self._read_body(request)
         served = self._served()
         parsed = bodies.parse(raw, served, chat=chat)
         call = Call(
@@ -187,25 +197,36 @@ class GatewayServer:
                 counter.labels(call.model).inc(count)
 
     async def _embeddings(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
-        value = bodies.parse_object(await read_body(request))
+        value = bodies.parse_object(await self._read_body(request))
         model = bodies.resolve_model(value, self._served())
         raise BadRequest(f"the model `{model}` is served for generation, not for embeddings", param="model")
 
     async def _tokenize(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
-        value = bodies.parse_object(await read_body(request))
-        replica = self._any_ready(bodies.resolve_model(value, self._served()))
-        return json_response(200, orjson.dumps(await tokenize(self._pool, replica, value)), request_id)
+        value = bodies.parse_object(await self._read_body(request))
+        return json_response(200, orjson.dumps(await self._small(tokenize, value)), request_id)
 
     async def _detokenize(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
-        value = bodies.parse_object(await read_body(request))
-        replica = self._any_ready(bodies.resolve_model(value, self._served()))
-        return json_response(200, orjson.dumps(await detokenize(self._pool, replica, value)), request_id)
+        value = bodies.parse_object(await self._read_body(request))
+        return json_response(200, orjson.dumps(await self._small(detokenize, value)), request_id)
 
-    def _any_ready(self, model: str) -> Any:
+    async def _small(self, ask: SmallRequest, value: dict[str, Any]) -> dict[str, Any]:
+        """An answer without generated tokens, from any ready replica: it takes no slot."""
+        model = bodies.resolve_model(value, self._served())
         ready = ready_replicas(self._admission.table.replicas, model)
         if not ready:
             raise NotReady(f"the model `{model}` is not ready yet", retry_after_s=5)
-        return ready[0]
+        try:
+            async with asyncio.timeout(self._request_timeout_s):
+                return await ask(self._pool, ready[0], value)
+        except TimeoutError:
+            raise DeadlineExceeded(f"not finished within {self._request_timeout_s:g} s") from None
+
+    async def _read_body(self, request: web.BaseRequest) -> bytes:
+        try:
+            async with asyncio.timeout(self._sending_timeout_s):
+                return await read_body(request)
+        except TimeoutError:
+            raise RequestTooSlow(f"the body did not come within {self._sending_timeout_s:g} s") from None
 
     # -- what is served -----------------------------------------------------------------------------------------
 
@@ -310,9 +331,28 @@ def _make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: 
 
 
 class _EnvelopeHandler(RequestHandler):
-    """Answers what never became a request (a malformed head, say) in the one error form."""
+    """Answers what never became a request (a malformed head, say) in the one error form; waits for a first head only
+    so long."""
 
-    __slots__ = ()
+    __slots__ = ("_head_timeout_s", "_head_timer")
+
+    def __init__(self, manager: web.Server, *, head_timeout_s: float, **kw: Any) -> None:
+        super().__init__(manager, **kw)
+        self._head_timeout_s = head_timeout_s
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._head_timer = asyncio.get_running_loop().call_later(self._head_timeout_s, self._require_request)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+        super().connection_lost(exc)
+
+    def _require_request(self) -> None:
+        if not self._request_count and self.transport is not None:
+            self.transport.close()
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """The rest of a body that broke off is read after the answer; that it breaks off again is no news."""
@@ -341,5 +381,9 @@ class _EnvelopeHandler(RequestHandler):
 
 
 class _EnvelopeServer(web.Server):
+    def __init__(self, handler: Any, *, head_timeout_s: float, **kw: Any) -> None:
+        super().__init__(handler, **kw)
+        self._head_timeout_s = head_timeout_s
+
     def __call__(self) -> RequestHandler:
-        return _EnvelopeHandler(self, loop=self._loop, **self._kwargs)
+        return _EnvelopeHandler(self, head_timeout_s=self._head_timeout_s, loop=self._loop, **self._kwargs)

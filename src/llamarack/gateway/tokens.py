@@ -63,6 +63,8 @@ async def _post(pool: EnginePool, replica: ReplicaRow, path: str, body: dict[str
             response.close()
     except (EngineBroke, aiohttp.ClientError) as error:
         raise UpstreamFailed(f"the engine broke off: {error}", retry_after_s=2) from error
+    if response.status == 503:
+        raise UpstreamFailed("the engine is loading", retry_after_s=2)
     if response.status != 200:
         raise BadRequest(f"the engine refused: {raw.decode(errors='replace')[:300]}")
     value: dict[str, Any] = orjson.loads(raw)
