@@ -124,17 +124,10 @@ class Engine:
     free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
     def record(self) -> dict[str, Any]:
-        return {
-            "pid": os.getpid(),
-            "running": self.running,
-            "max_running": self.max_running,
-            "waiting": self.waiting,
-            "generating": self.generating,
-            "generated_tokens": self.generated_tokens,
-            "connections": self.connections,
-            "grandchildren": self.grandchildren,
-            "requests": [dataclasses.asdict(each) for each in self.seen if not each.path.startswith("/fake")],
-        }
+        names = ("running", "max_running", "waiting", "generating", "generated_tokens", "connections", "grandchildren")
+        counts = {name: getattr(self, name) for name in names}
+        requests = [dataclasses.asdict(each) for each in self.seen if not each.path.startswith("/fake")]
+        return {"pid": os.getpid(), **counts, "requests": requests}
 
 
 # What a body of another shape raises where it is read.
@@ -333,8 +326,8 @@ class Generation:
         self.wants_usage = bool((value.get("stream_options") or {}).get("include_usage"))
         self.num_choices = int(value.get("n") or 1)
         self.tool = value["tools"][0]["function"]["name"] if value.get("tools") else None
-        named = [value.get(name) for name in ("max_completion_tokens", "max_tokens", "n_predict")]
-        self.limit = next((limit for limit in named if isinstance(limit, int)), None)
+        named = [value.get(name) for name in ("n_predict", "max_completion_tokens", "max_tokens")]
+        self.limit = next((limit for limit in named if isinstance(limit, int) and limit >= 0), None)
         self.prompt_count = len(re.findall(rb"\S+", self.body))
         if not 1 <= self.num_choices <= 8:
             raise ValueError("n")
@@ -388,10 +381,8 @@ class Generation:
         return "stop" if self.limit is None or self.limit > self.engine.answer_tokens else "length"
 
     def _usage(self) -> dict[str, int]:
-        count = self.seen.tokens
-        return {
-            "completion_tokens": count, "prompt_tokens": self.prompt_count, "total_tokens": count + self.prompt_count
-        }  # fmt: skip
+        made, given = self.seen.tokens, self.prompt_count
+        return {"completion_tokens": made, "prompt_tokens": given, "total_tokens": made + given}
 
     async def _whole(self) -> None:
         try:
@@ -438,9 +429,9 @@ class Generation:
                 await self._event(self._chunk({"content": piece} if self.chat else piece))
             await self._end()
         except EngineFault:
-            error = {"code": 500, "message": "told to fail", "type": "server_error"}
-            form = {"data": b"data: " + dumps({"error": error}), "error": b"error: " + dumps(error)}
-            await self._write(form[self.faults.error_form] + b"\n\n")
+            error: Any = {"code": 500, "message": "told to fail", "type": "server_error"}
+            error = {"error": error} if self.faults.error_form == "data" else error
+            await self._write(b"%s: %s\n\n" % (self.faults.error_form.encode(), dumps(error)))
         await self._write(b"")
 
     async def _tool_events(self) -> None:
@@ -593,15 +584,13 @@ async def main() -> None:
         os.environ.get(KEY_VARIABLE), faults, free=asyncio.Semaphore(given.slots),
         grandchildren=start_grandchildren(faults),
     )  # fmt: skip
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await Connection(engine, reader, writer).serve()
-
     if given.socket:
-        server = await asyncio.start_unix_server(serve, given.socket)
+        server = await asyncio.start_unix_server(lambda *streams: Connection(engine, *streams).serve(), given.socket)
         print(f"worker: listening on {given.socket}", flush=True)
     else:
-        server = await asyncio.start_server(serve, "127.0.0.1", given.port or 0)
+        server = await asyncio.start_server(
+            lambda *streams: Connection(engine, *streams).serve(), "127.0.0.1", given.port or 0
+        )
         print(f"worker: listening on 127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await load(engine)
     await server.serve_forever()
