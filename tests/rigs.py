@@ -21,6 +21,10 @@ import aiohttp
 
 from llamarack.config import Defaults, Gateway
 from llamarack.engine.adaptor import Endpoint
+from llamarack.gateway.admission import Admission
+from llamarack.gateway.metrics import Metrics
+from llamarack.gateway.server import GatewayServer
+from llamarack.gateway.upstream import EnginePool
 from llamarack.supervise.state import State
 from llamarack.supervise.table import ModelRow, ReplicaRow, Table, to_json
 from tests.fake_adaptor import FAKE_ENGINE, flags
@@ -139,6 +143,38 @@ async def _health(engine: Engine, loaded: bool) -> bool:
 
 
 @dataclass
+class Address:
+    """Where a gateway listens."""
+
+    host: str
+    port: int
+
+
+@contextlib.asynccontextmanager
+async def gateway_in_process(replicas: Sequence[ReplicaRow], **settings: Any) -> AsyncIterator[Address]:
+    """The gateway's server on the test's own event loop, whose tasks can be counted."""
+    chosen = Gateway.model_validate({"port": 0, **settings}, strict=False)
+    admission = Admission(max_queue_requests=chosen.max_queue_requests, max_queue_s=chosen.max_queue_s)
+    models = tuple(_models(replicas, Defaults(max_tokens=None), None))
+    admission.apply(Table(version=1, draining=False, models=models, replicas=tuple(replicas)))
+    pool = EnginePool()
+    protocol = GatewayServer(chosen, admission, pool, Metrics(), None).protocol_factory()
+    server = await asyncio.get_running_loop().create_server(protocol, chosen.host, 0)
+    try:
+        host, port = server.sockets[0].getsockname()[:2]
+        yield Address(host, port)
+    finally:
+        server.close()
+        await protocol.shutdown(DEADLINE_S)
+        await pool.close()
+
+
+def _models(replicas: Sequence[ReplicaRow], defaults: Defaults, cap: int | None) -> list[ModelRow]:
+    names = dict.fromkeys(row.model for row in replicas)
+    return [ModelRow(name=n, created_unix_s=1, defaults=defaults, max_output_tokens=cap) for n in names]
+
+
+@dataclass
 class GatewayRig:
     """A gateway worker and what its supervisor would know of it."""
 
@@ -183,9 +219,7 @@ async def gateway_worker(
     **settings: Any,
 ) -> AsyncIterator[GatewayRig]:
     """`python -m llamarack.gateway.worker` with `settings` of the deployment file's `gateway:` section."""
-    defaults = defaults or Defaults(max_tokens=None)
-    names = dict.fromkeys(row.model for row in replicas)
-    models = [ModelRow(name=n, created_unix_s=1, defaults=defaults, max_output_tokens=max_output_tokens) for n in names]
+    models = _models(replicas, defaults or Defaults(max_tokens=None), max_output_tokens)
     linked = asyncio.Event()
     admin, log = folder / f"{name}.admin.sock", folder / f"{name}.log"
     admin.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tests.gateway.malformed import request
 from tests.gateway.raw import ask, chat
-from tests.rigs import Engine, GatewayRig, until
+from tests.rigs import Address, Engine, GatewayRig, until
 
 # A client that fell silent in the middle of its request waits no longer for an answer.
 _PATIENCE_S = 0.3
@@ -32,7 +32,7 @@ class Report:
     open_files: list[int] = field(default_factory=list)
 
 
-async def one(gateway: GatewayRig, raw: bytes) -> bytes:
+async def one(gateway: GatewayRig | Address, raw: bytes) -> bytes:
     """What comes back, until the server closes, falls silent, or has answered."""
     reader, writer = await asyncio.open_connection(gateway.host, gateway.port)
     got = b""

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.rigs import DEADLINE_S, GatewayRig
+from tests.rigs import DEADLINE_S, Address, GatewayRig
 
 H2C_OFFER = {
     "Connection": "Upgrade, HTTP2-Settings",
@@ -123,7 +123,7 @@ def post_bytes(path: str, body: Any, **headers: str) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def connect(gateway: GatewayRig) -> AsyncIterator[RawClient]:
+async def connect(gateway: GatewayRig | Address) -> AsyncIterator[RawClient]:
     reader, writer = await asyncio.open_connection(gateway.host, gateway.port, limit=64 * 1024**2)
     try:
         yield RawClient(reader, writer)
@@ -131,13 +131,13 @@ async def connect(gateway: GatewayRig) -> AsyncIterator[RawClient]:
         writer.transport.abort()
 
 
-async def ask(gateway: GatewayRig, path: str, body: Any, **headers: str) -> Answer:
+async def ask(gateway: GatewayRig | Address, path: str, body: Any, **headers: str) -> Answer:
     """One POST on a connection of its own."""
     async with connect(gateway) as client:
         return await client.post(path, body, **headers)
 
 
-async def get(gateway: GatewayRig, path: str, **headers: str) -> Answer:
+async def get(gateway: GatewayRig | Address, path: str, **headers: str) -> Answer:
     async with connect(gateway) as client:
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         await client.send(head_bytes("GET", path, {"Host": "rack", **given}))
