@@ -80,6 +80,16 @@ async def test_expect_continue_refused_before_its_body_ends_the_connection(gatew
         assert refused.headers["connection"] == "close"
 
 
+async def test_offer_of_a_websocket_is_declined_and_ends_the_connection(gateway: GatewayRig) -> None:
+    """The HTTP parser reads no further request after one; a client that thinks so must be told."""
+    headers = {"Host": "rack", "Connection": "Upgrade", "Upgrade": "websocket", "Content-Length": str(len(SHORT))}
+    async with connect(gateway) as client:
+        await client.send(head_bytes("POST", "/v1/chat/completions", headers) + SHORT)
+        answer = await client.answer()
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        assert await client.ends() == b""
+
+
 async def test_pipelined_requests_are_answered_in_order(gateway: GatewayRig) -> None:
     """Without the offer: after one, the HTTP parser drops what was sent ahead of the answer. No client does both."""
     bodies = [json.dumps(chat(f"[[fault prefill_s={s}]]", max_tokens=n)).encode() for s, n in ((0.2, 1), (0, 2))]

@@ -12,7 +12,6 @@ from typing import Any
 
 import orjson
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
 
 from llamarack.config import Gateway
 from llamarack.errors import (
@@ -24,14 +23,13 @@ from llamarack.errors import (
     NotFound,
     NotReady,
     RequestError,
-    RequestTooLarge,
     RequestTooSlow,
 )
 from llamarack.gateway import body as bodies
-from llamarack.gateway import wire
 from llamarack.gateway.admission import Admission
 from llamarack.gateway.keys import Keys
 from llamarack.gateway.metrics import Metrics, merged, with_labels
+from llamarack.gateway.protocol import EnvelopeServer, error_response, is_last, read_body, waits_to_continue
 from llamarack.gateway.relay import Call, ClientLeft, Relay, json_response
 from llamarack.gateway.routing import ready_replicas
 from llamarack.gateway.tokens import detokenize, tokenize
@@ -40,8 +38,6 @@ from llamarack.supervise.state import State
 from llamarack.supervise.table import ModelRow, ReplicaRow
 from llamarack.version import __version__
 
-MAX_BODY_BYTES = 32 * 1024**2
-_MAX_HEADER_BYTES = 32 * 1024
 # For a first head and for a whole body: 32 MiB at 4.5 Mbit/s. Without, a byte now and then holds a connection for ever.
 _SENDING_TIMEOUT_S = 60.0
 _ENGINE_METRICS_TIMEOUT_S = 2.0
@@ -90,16 +86,7 @@ class GatewayServer:
         }
 
     def protocol_factory(self) -> web.Server:
-        return _EnvelopeServer(
-            self.handle,
-            head_timeout_s=self._sending_timeout_s,
-            request_factory=_make_request,
-            handler_cancellation=True,  # a disconnect ends the handler at once, also in silence
-            keepalive_timeout=self._keep_alive_s,
-            access_log=None,
-            max_line_size=_MAX_HEADER_BYTES,
-            max_field_size=_MAX_HEADER_BYTES,
-        )
+        return EnvelopeServer(self.handle, keep_alive_s=self._keep_alive_s, head_timeout_s=self._sending_timeout_s)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         started = time.monotonic()
@@ -117,9 +104,9 @@ class GatewayServer:
         except Exception:
             log.exception("unexpected request=%s path=%s", request_id, shown_path)
             response = error_response(LlamarackError("the gateway met a fault of its own"), request_id)
-        if response.status == RequestTooSlow.http_status:
+        if response.status == RequestTooSlow.http_status or is_last(request):
             response.force_close()
-        if _waits_to_continue(request) and "continued" not in request:
+        if waits_to_continue(request) and "continued" not in request:
             response.force_close()  # its body never comes: what comes next on this connection would be taken for it
         access_log.info("%s %s %d id=%s %.3f s", request.method, shown_path, response.status, request_id,
                         time.monotonic() - started)  # fmt: skip
@@ -143,7 +130,7 @@ class GatewayServer:
             response = error_response(refusal, request_id)
             response.headers["Allow"] = allowed
             return response
-        if _waits_to_continue(request):
+        if waits_to_continue(request):
             request["continued"] = True
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0
@@ -222,11 +209,7 @@ class GatewayServer:
             raise DeadlineExceeded(f"not finished within {self._request_timeout_s:g} s") from None
 
     async def _read_body(self, request: web.BaseRequest) -> bytes:
-        try:
-            async with asyncio.timeout(self._sending_timeout_s):
-                return await read_body(request)
-        except TimeoutError:
-            raise RequestTooSlow(f"the body did not come within {self._sending_timeout_s:g} s") from None
+        return await read_body(request, self._sending_timeout_s)
 
     # -- what is served -----------------------------------------------------------------------------------------
 
@@ -296,94 +279,3 @@ class GatewayServer:
             text=self._metrics.own_text() + engines,
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8", "x-request-id": request_id},
         )
-
-
-def _waits_to_continue(request: web.BaseRequest) -> bool:
-    return request.headers.get("Expect", "").lower() == "100-continue"
-
-
-async def read_body(request: web.BaseRequest) -> bytes:
-    """The whole body. Raises RequestTooLarge, BadRequest for a body that is clearly not JSON or breaks off."""
-    kind = request.content_type
-    if kind in {"application/x-www-form-urlencoded", "multipart/form-data"}:
-        raise BadRequest(f"the body is `{kind}`", hint="send Content-Type: application/json")
-    if (request.content_length or 0) > MAX_BODY_BYTES:
-        raise _too_large()
-    try:
-        return await request.read()
-    except web.HTTPRequestEntityTooLarge:
-        raise _too_large() from None
-    except web.RequestPayloadError as error:
-        raise BadRequest(f"the body cannot be read: {error}") from error
-
-
-def _too_large() -> RequestTooLarge:
-    return RequestTooLarge(f"the body is larger than {MAX_BODY_BYTES} bytes")
-
-
-def error_response(error: LlamarackError, request_id: str) -> web.Response:
-    return json_response(error.http_status, wire.error_body(error), request_id, wire.error_headers(error))
-
-
-def _make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-    loop = asyncio.get_running_loop()
-    return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=MAX_BODY_BYTES)
-
-
-class _EnvelopeHandler(RequestHandler):
-    """Answers what never became a request (a malformed head, say) in the one error form; waits for a first head only
-    so long."""
-
-    __slots__ = ("_head_timeout_s", "_head_timer")
-
-    def __init__(self, manager: web.Server, *, head_timeout_s: float, **kw: Any) -> None:
-        super().__init__(manager, **kw)
-        self._head_timeout_s = head_timeout_s
-        self._head_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._head_timer = asyncio.get_running_loop().call_later(self._head_timeout_s, self._require_request)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-        super().connection_lost(exc)
-
-    def _require_request(self) -> None:
-        if not self._request_count and self.transport is not None:
-            self.transport.close()
-
-    def log_exception(self, *args: Any, **kw: Any) -> None:
-        """The rest of a body that broke off is read after the answer; that it breaks off again is no news."""
-        if not isinstance(kw.get("exc_info"), web.RequestPayloadError):
-            super().log_exception(*args, **kw)
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        if request.writer.output_size > 0:
-            raise ConnectionError("an answer was begun already")
-        error: LlamarackError = LlamarackError("the gateway met a fault of its own")
-        if status < 500:
-            first_line = (message or "not HTTP/1.1").strip().splitlines()[0]
-            error = BadRequest(f"the request is malformed: {first_line}")
-            error.http_status = status
-        else:
-            log.error("unexpected path=%s", request.rel_url.raw_path, exc_info=exc)
-        response = error_response(error, uuid.uuid4().hex)
-        response.force_close()
-        return response
-
-
-class _EnvelopeServer(web.Server):
-    def __init__(self, handler: Any, *, head_timeout_s: float, **kw: Any) -> None:
-        super().__init__(handler, **kw)
-        self._head_timeout_s = head_timeout_s
-
-    def __call__(self) -> RequestHandler:
-        return _EnvelopeHandler(self, head_timeout_s=self._head_timeout_s, loop=self._loop, **self._kwargs)
