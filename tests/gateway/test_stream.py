@@ -39,7 +39,7 @@ def test_stream_cut_anywhere_comes_out_byte_for_byte(cuts: list[int], hide: bool
     assert out == (DELTAS + DONE if hide else DELTAS + USAGE_CHUNK + DONE)
     assert relay.state.done
     assert relay.state.usage == USAGE
-    assert relay.state.passed_events == (3 if hide else 4)
+    assert relay.state.passed_events == 3
 
 
 @given(st.lists(st.integers(0, 400)), st.booleans())
@@ -51,11 +51,14 @@ def test_usage_beside_the_finish_reason_gets_a_chunk_of_its_own_or_is_hidden(cut
     assert relay.state.usage == USAGE
 
 
-def test_usage_of_several_choices_is_summed_into_one_chunk() -> None:
-    both = chunk("", "stop", usage=USAGE) + chunk("", "stop", usage=USAGE)
-    out, _ = run(both + DONE)
-    total = {"completion_tokens": 4, "prompt_tokens": 3, "total_tokens": 10}
-    assert json.loads(out.split(b"\n\n")[-3][6:])["usage"] == total
+@pytest.mark.parametrize("own", [False, True])
+def test_usage_of_several_choices_is_summed_into_one_last_chunk(own: bool) -> None:
+    one = chunk("", "stop") + USAGE_CHUNK if own else chunk("", "stop", usage=USAGE)
+    out, relay = run(one + chunk(" more") + one + DONE)
+    total = {"completion_tokens": 4, "prompt_tokens": 3, "total_tokens": 7}
+    expected = event({"id": "c", "object": "text_completion", "choices": [], "usage": total})
+    assert out == chunk("", "stop") + chunk(" more") + chunk("", "stop") + expected + DONE
+    assert relay.state.usage == total
 
 
 def test_usage_beside_the_finish_reason_is_not_told_twice() -> None:
@@ -92,6 +95,22 @@ def test_error_event_of_either_form_ends_the_stream_and_is_kept_for_the_client(f
 
 def test_text_that_quotes_an_error_is_text() -> None:
     stream = chunk('data: {"error": 1}') + DONE
+    assert run(stream)[0] == stream
+
+
+@pytest.mark.parametrize(
+    ("given", "passed"),
+    [
+        *((reason, reason) for reason in ("stop", "length", "tool_calls", "content_filter")),
+        *(("", "stop"), ("eos", "stop"), ("abort", "length"), ("stopped", "length"), ("stop ", "length")),
+    ],
+)
+def test_finish_reason_stays_within_the_closed_set(given: str, passed: str) -> None:
+    assert run(chunk("", given))[0] == chunk("", passed)
+
+
+def test_text_that_quotes_a_finish_reason_is_text() -> None:
+    stream = chunk('{"finish_reason":"abort"}')
     assert run(stream)[0] == stream
 
 

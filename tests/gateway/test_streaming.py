@@ -59,6 +59,20 @@ async def test_without_stream_the_answer_is_one_object(gateway: GatewayRig, give
     assert answer.json["usage"]["total_tokens"] > 0
 
 
+async def test_whole_answer_has_a_finish_reason_of_the_closed_set_and_else_the_engines_bytes(
+    gateway: GatewayRig, engine: Engine
+) -> None:
+    answer = (
+        '{ "choices": [{"index":0, "finish_reason": "abort","message":{"content":"\\"finish_reason\\":\\"abort\\""}}]}'
+    )
+    await engine.order(refuse=200, refuse_body=answer)
+    try:
+        got = await ask(gateway, CHAT, chat())
+    finally:
+        await engine.order(refuse=0)
+    assert got.body.decode() == answer.replace('"abort",', '"length",')
+
+
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("fault", ["", "[[fault usage_with_finish]]"])
 @pytest.mark.parametrize("asked", [False, True])

@@ -141,7 +141,7 @@ class Relay:
             return self._refused(call, response.status, body)
         with contextlib.suppress(orjson.JSONDecodeError, AttributeError):
             call.usage = orjson.loads(body).get("usage") or {}
-        return json_response(200, body, call.request_id)
+        return json_response(200, wire.with_closed_reasons(body), call.request_id)
 
     async def _stream_attempt(self, call: Call, replica: ReplicaRow, client: ClientStream | None) -> web.StreamResponse:
         assert client is not None

@@ -13,6 +13,7 @@ from llamarack.gateway import wire
 _MAX_EVENT_BYTES = 16 * 1024**2
 _USAGE_KEY = b'"usage"'
 _NO_USAGE = b'"usage":null'
+_SOME_REASON = b'"finish_reason":"'
 
 
 class EventTooLong(Exception):
@@ -36,7 +37,9 @@ class StreamFilter:
         self.state = StreamState()
         self._error_prefixes = deviations.error_prefixes
         self._hide_usage = hide_usage
-        self._late_usage: dict[str, Any] | None = None  # the chunk that is still to be sent before [DONE]
+        self._own_usage: dict[str, Any] | None = None  # from chunks of their own; else:
+        self._beside_usage: dict[str, Any] | None = None  # from beside finish reasons
+        self._usage_event: bytes | None = None  # what is still to be sent before [DONE]
         self._rest = b""
 
     def over(self) -> bool:
@@ -64,40 +67,42 @@ class StreamFilter:
             return []
         if event.startswith(wire.DONE):
             self.state.done = True
-            return [*self._usage_event(), event]
+            return [event] if self._usage_event is None or self._hide_usage else [self._usage_event, event]
         if event.startswith(self._error_prefixes):
             self.state.error = wire.engine_error_envelope(500, event[event.index(b"{") :] if b"{" in event else b"")
             return []
+        if _SOME_REASON in event:
+            event = wire.with_closed_reasons(event)
         if _USAGE_KEY in event and _NO_USAGE not in event:
             return self._take_usage(event)
         self.state.passed_events += 1
         return [event]
 
     def _take_usage(self, event: bytes) -> list[bytes]:
+        """Holds usage back for one chunk before [DONE]: clients take nothing after it, and drop choices beside it.
+
+        llama.cpp sends it once a choice, and in /v1/completions beside the finish reason, asked or not.
+        """
         chunk = _chunk_of(event)
-        usage = chunk.get("usage")
-        if not isinstance(usage, dict):
-            self.state.passed_events += 1
-            return [event]
-        choices = chunk.get("choices")
-        if not choices:
-            self.state.usage, self._late_usage = usage, None
-            if self._hide_usage:
-                return []
-        elif any(choice.get("finish_reason") for choice in choices):
-            # llama.cpp's /v1/completions says it with the finish reason, asked or not. Clients drop the choices of a
-            # chunk that has usage, so it gets a chunk of its own.
-            self.state.usage = _sum(self.state.usage, usage)
-            self._late_usage = {name: chunk[name] for name in chunk if name != "timings"} | {"choices": []}
+        usage, choices = chunk.get("usage"), chunk.get("choices")
+        if isinstance(usage, dict) and not choices:
+            is_first = self._own_usage is None
+            self.state.usage = self._own_usage = _sum(self._own_usage, usage)
+            self._usage_event = event if is_first else _usage_event(chunk, self._own_usage)
+            return []
+        if isinstance(usage, dict) and choices and any(choice.get("finish_reason") for choice in choices):
+            if self._own_usage is None:
+                self.state.usage = self._beside_usage = _sum(self._beside_usage, usage)
+                self._usage_event = _usage_event(chunk, self._beside_usage)
             del chunk["usage"]
             event = b"data: " + orjson.dumps(chunk)
         self.state.passed_events += 1
         return [event]
 
-    def _usage_event(self) -> list[bytes]:
-        if self._late_usage is None or self._hide_usage:
-            return []
-        return [b"data: " + orjson.dumps({**self._late_usage, "usage": self.state.usage})]
+
+def _usage_event(chunk: dict[str, Any], usage: dict[str, Any]) -> bytes:
+    kept = {name: chunk[name] for name in chunk if name != "timings"}
+    return b"data: " + orjson.dumps({**kept, "choices": [], "usage": usage})
 
 
 def _chunk_of(event: bytes) -> dict[str, Any]:
@@ -110,8 +115,9 @@ def _chunk_of(event: bytes) -> dict[str, Any]:
 
 
 def _sum(before: dict[str, Any] | None, usage: dict[str, Any]) -> dict[str, Any]:
-    """Of several choices, each of which tells its own output."""
+    """Of several choices, each of which tells its own output and all of which the same prompt."""
     if before is None:
         return usage
+    made = usage.get("completion_tokens", 0)
     names = ("completion_tokens", "total_tokens")
-    return {**usage, **{name: before[name] + usage[name] for name in names if name in before and name in usage}}
+    return {**usage, **{name: before[name] + made for name in names if name in before}}

@@ -6,6 +6,7 @@ stream as `event: error`, errors before it as `{"error": {message, type, param, 
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import orjson
@@ -22,8 +23,10 @@ STREAM_HEADERS = {
     "X-Accel-Buffering": "no",
 }
 JSON_TYPE = "application/json; charset=utf-8"
-# Spring AI 1.x and LangChain4j parse these into closed enums.
-FINISH_REASONS = frozenset({"stop", "length", "content_filter", "tool_calls"})
+# Spring AI 1.x and LangChain4j parse it into a closed enum. In JSON text a quotation mark is escaped, so that this
+# pattern matches the field alone.
+_FOREIGN_REASON = re.compile(rb'"finish_reason":( ?)"(?!(?:stop|length|content_filter|tool_calls)")([^"]*)"')
+_NATURAL_ENDS = frozenset({b"", b"eos", b"eos_token", b"end_turn", b"stop_sequence"})
 
 
 def envelope(error: LlamarackError) -> dict[str, Any]:
@@ -91,6 +94,15 @@ def empty_delta(chunk_id: str, created_unix_s: int, model: str, *, chat: bool) -
         "choices": [choice],
     }
     return b"data: " + orjson.dumps(chunk) + EVENT_END
+
+
+def with_closed_reasons(data: bytes) -> bytes:
+    """An engine's own finish reasons (`abort`, say) in the words of the enum: ended by itself, or cut short."""
+    return _FOREIGN_REASON.sub(_closed_reason, data)
+
+
+def _closed_reason(match: re.Match[bytes]) -> bytes:
+    return b'"finish_reason":%s"%s"' % (match[1], b"stop" if match[2] in _NATURAL_ENDS else b"length")
 
 
 def waited(seconds: float) -> str:
