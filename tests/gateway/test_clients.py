@@ -142,7 +142,6 @@ async def test_openai_client_streams_with_usage(client: AsyncOpenAI) -> None:
     ("status", "error"),
     [
         (400, openai.BadRequestError),
-        (401, openai.AuthenticationError),
         (403, openai.PermissionDeniedError),
         (404, openai.NotFoundError),
         (422, openai.UnprocessableEntityError),

@@ -1,6 +1,7 @@
 """An engine dies under load: what had not begun to stream goes elsewhere unseen, the rest is told."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,20 @@ async def test_request_whose_engine_breaks_before_the_first_event_is_answered_by
                 assert f"replica=bad-{number}" in gateway.log_text()
                 assert len(await good.requests()) == 4 * (number + 1)
         await until(lambda: gateway.counts_of("in_flight") == 0, "all slots are free")
+
+
+async def test_engine_that_does_not_know_our_key_is_never_the_clients_fault(tmp_path: Path) -> None:
+    """A socket outlives an engine: behind it may be its next life, with another key."""
+    async with (
+        fake_engine(tmp_path, "a") as a,
+        fake_engine(tmp_path, "b") as b,
+        gateway_worker(tmp_path, [b.row()], max_queue_s=1) as gateway,
+    ):
+        stale = replace(a.row(), endpoint=replace(a.endpoint, key="of its former life"))
+        await gateway.set_table([stale, b.row()])
+        assert [(await ask(gateway, CHAT, chat(stream=i % 2 == 0))).status for i in range(4)] == [200] * 4
+        await gateway.set_table([stale])
+        assert (await ask(gateway, CHAT, chat())).status in {502, 503}
 
 
 async def test_request_is_not_repeated_after_its_first_event(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +34,8 @@ _QUEUE_PATIENCE_S = 45.0
 # A replica that broke off but still counts as ready gets the request again after this; the supervisor has had time
 # to notice a death.
 _FORGIVE_AFTER_S = 2.0
-_ENGINE_LOADING = 503
+# Loading, or another life of the engine, whose key is not the one that the table told: the client is at no fault.
+_NOT_THIS_ENGINE = frozenset({401, 503})
 # A client that reads nothing would hold the last event, and with it the request, for ever.
 _LAST_WRITE_S = 5.0
 
@@ -180,9 +182,9 @@ class Relay:
             if name in call.request.headers:
                 headers[name] = call.request.headers[name]
         response = await self._pool.post(replica.endpoint, call.engine_path, call.body, headers)
-        if response.status == _ENGINE_LOADING:
+        if response.status in _NOT_THIS_ENGINE:
             response.close()
-            raise EngineBroke("it answers 503")
+            raise EngineBroke(f"it answers {response.status}")
         return response
 
     async def _stream_refused(
@@ -224,20 +226,20 @@ class ClientStream:
         async with self._committing:
             if not self.committed:
                 self.committed = True
-                await self.response.prepare(self._call.request)
+                with _client_side():
+                    await self.response.prepare(self._call.request)
 
     async def write(self, data: bytes) -> None:
         self._last_write = time.monotonic()
         self._busy = True
-        try:
+        with _client_side():
             await self.response.write(data)
-        except ConnectionError as error:
-            raise ClientLeft from error
         self._busy = False
 
     async def finish(self) -> None:
         self._busy = True
-        await self.response.write_eof()
+        with _client_side():
+            await self.response.write_eof()
 
     async def fail(self, error: LlamarackError) -> None:
         await self._end_with(wire.error_event(error))
@@ -282,6 +284,15 @@ class ClientStream:
             return wire.COMMENT_HEARTBEAT
         call = self._call
         return wire.empty_delta(f"chatcmpl-{call.request_id}", int(time.time()), call.model, chat=call.chat)
+
+
+@contextlib.contextmanager
+def _client_side() -> Iterator[None]:
+    """aiohttp raises the same ClientError for either side of a relay."""
+    try:
+        yield
+    except ConnectionError as error:
+        raise ClientLeft from error
 
 
 def json_response(status: int, body: bytes, request_id: str, headers: dict[str, str] | None = None) -> web.Response:
