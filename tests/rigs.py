@@ -79,10 +79,22 @@ class Engine:
             value: dict[str, Any] = await response.json()
             return value
 
-    async def order(self, **faults: Any) -> None:
-        """Faults for all requests to come."""
+    async def order(self, **faults: Any) -> dict[str, Any]:
+        """Faults for all requests to come; returns all of them."""
         async with self.session.post("http://engine/fake/faults", data=json.dumps(faults)) as response:
             assert response.status == 200
+            value: dict[str, Any] = await response.json()
+            return value
+
+    @contextlib.asynccontextmanager
+    async def ordered(self, **faults: Any) -> AsyncIterator[None]:
+        """The same for a while."""
+        before = await self.order()
+        await self.order(**faults)
+        try:
+            yield
+        finally:
+            await self.order(**{name: before[name] for name in faults})
 
     async def requests(self) -> list[dict[str, Any]]:
         """Those for tokens, oldest first."""

@@ -27,10 +27,10 @@ async def complete(engine: Engine, prompt: str = "x", tokens: int = 5) -> str:
 
 async def test_warm_up_passes_a_sound_engine_and_refuses_garbage(tmp_path: Path) -> None:
     async with fake_engine(tmp_path, answer_tokens=64) as engine, EngineClient(engine.endpoint) as client:
-        assert await warm_up(client, context_tokens=1000, timeout_s=20, has_template=True)
+        assert await warm_up(client, long_prompt_tokens=500, timeout_s=20, has_template=True)
         await engine.order(garbage=True)
         with pytest.raises(NeverReady, match="garbage"):
-            await warm_up(client, context_tokens=1000, timeout_s=20, has_template=True)
+            await warm_up(client, long_prompt_tokens=500, timeout_s=20, has_template=True)
 
 
 async def test_spared_requests_meet_no_fault_and_the_next_does(tmp_path: Path) -> None:

@@ -36,7 +36,6 @@ async def newest(engine: Engine, phase: str) -> dict[str, Any] | None:
 async def test_engine_sees_the_client_leave(
     gateway: GatewayRig, engine: Engine, fault: str, phase: str, stream: bool
 ) -> None:
-    await engine.order(spare_requests=0)
     cancelled = await counted(gateway, "requests_cancelled_total")
     async with connect(gateway) as client:
         await client.send(post_bytes(CHAT, chat(f"[[fault {fault}]]", stream=stream)))

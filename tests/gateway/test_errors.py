@@ -144,11 +144,8 @@ async def test_path_with_line_breaks_makes_no_log_line_of_its_own(gateway: Gatew
 async def test_engine_error_of_any_form_reaches_the_client_in_the_one_form(
     gateway: GatewayRig, status: int, body: str, message: str, code: str | None, stream: bool, engine: Engine
 ) -> None:
-    await engine.order(refuse=status, refuse_body=body)
-    try:
+    async with engine.ordered(refuse=status, refuse_body=body):
         answer = await ask(gateway, CHAT, chat(stream=stream))
-    finally:
-        await engine.order(refuse=0)
     assert answer.status == status
     assert answer.error["message"].replace(" ", "-") == message
     assert answer.error["code"] == code

@@ -65,11 +65,8 @@ async def test_whole_answer_has_a_finish_reason_of_the_closed_set_and_else_the_e
     answer = (
         '{ "choices": [{"index":0, "finish_reason": "abort","message":{"content":"\\"finish_reason\\":\\"abort\\""}}]}'
     )
-    await engine.order(refuse=200, refuse_body=answer)
-    try:
+    async with engine.ordered(refuse=200, refuse_body=answer):
         got = await ask(gateway, CHAT, chat())
-    finally:
-        await engine.order(refuse=0)
     assert got.body.decode() == answer.replace('"abort",', '"length",')
 
 
