@@ -53,7 +53,11 @@ def main() -> None:
         "resident_mib_at_each_tenth": resident_mib,
         "open_files_at_each_tenth": report.open_files,
         "failures": report.failures,
-        "machine": {"cores": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()},
+        "machine": {
+            "cores": os.cpu_count(),
+            "system": f"{platform.system()} {platform.machine()}",
+            "python": platform.python_version(),
+        },
     }
     text = json.dumps(record, indent=1)
     print(text)
