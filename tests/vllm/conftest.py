@@ -139,7 +139,7 @@ def serve(tmp_path: Path) -> Iterator[Any]:
 
 def model(name: str, path: Path, python: Path, **group: Any) -> dict[str, Any]:
     settings = {"limits": LIMITS, "engine_args": EAGER} | group
-    return {"name": name, "path": str(path), "engine": "vllm", "engine_python": str(python), **settings}
+    return {"name": name, "path": str(path), "engine_python": str(python), "engine": "vllm", **settings}
 
 
 def all_ready(replicas: dict[str, dict[str, Any]]) -> bool:

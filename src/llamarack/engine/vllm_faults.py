@@ -98,8 +98,8 @@ FATAL = (
         "models[].tokenizer",
     ),
     FatalLine(
-        pattern=r"(?:default chat template is no longer allowed|does not define a chat template|supplied chat template "
-        r".{0,120}(?:does not exist|looks like a file path))",
+        pattern=r"(?:default chat template is no longer allowed|does not define a chat template"
+        r"|supplied chat template string .{0,200} doesn't exist)",
         cause="no_chat_template",
         message="the model has no chat template, so chat requests cannot be rendered",
         hint="models[].chat_template: llama-2, or a .jinja file",
