@@ -1,7 +1,7 @@
 """Racks with the real vLLM, started by the command a user types.
 
 LLAMARACK_VLLM_PYTHON names an interpreter with vLLM (`llamarack engine install vllm` prints one); without it these
-tests are skipped, or fail where LLAMARACK_REQUIRE_VLLM is set (make test-vllm).
+tests are skipped, or fail where LLAMARACK_REQUIRE_TIERS says `vllm` (make test-vllm).
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ EAGER = {"enforce-eager": True}  # compiling takes minutes on two cores
 def vllm_python() -> Path:
     given = os.environ.get("LLAMARACK_VLLM_PYTHON")
     if given is None:
-        if os.environ.get("LLAMARACK_REQUIRE_VLLM"):
-            pytest.fail("LLAMARACK_REQUIRE_VLLM is set, LLAMARACK_VLLM_PYTHON is not")
         pytest.skip("no vLLM: make test-vllm installs it and runs these")
     return Path(given)
 

@@ -11,7 +11,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -22,6 +22,7 @@ from llamarack.errors import LlamarackError, NeverReady
 from llamarack.hardware.loadlock import LoadLock
 from llamarack.paths import RackPaths, make_private
 from llamarack.plan.record import Candidate
+from llamarack.supervise.card_share import held_bytes, require_shares
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.keeping import GRACE_S, ChildExit, ChildSpec, KeptChild, start_child
 from llamarack.supervise.state import Event, RestartPolicy, State, next_state
@@ -95,6 +96,8 @@ class World(Protocol):
 
     async def drained(self, replica: str, timeout_s: float) -> bool: ...
 
+    async def card_free_bytes(self) -> Mapping[str, int | None]: ...
+
 
 class _Stop(Exception):
     """The replica was told to stop while it was doing something else."""
@@ -115,6 +118,7 @@ class Replica:
         self.restarts = 0
         self.last_death: Death | None = None
         self.ready_since_unix_s: float | None = None
+        self.card_held_bytes: dict[str, int] = {}  # by UUID, what the newest start took
         self.start_seconds: float | None = None  # spawn to ready, of the newest start
         self._world = world
         self._deaths_monotonic_s: list[float] = []
@@ -187,12 +191,17 @@ class Replica:
         await self._take_lock(lock)
         started = time.monotonic()
         deadline = started + self.spec.start_deadline_s
+        free_before: Mapping[str, int | None] = {}
         if not adopted:
+            free_before = await self._card_free_bytes()
             self.child = await self._spawn()
         self._step(Event.SPAWNED)
         await self._unless_over(self._until_answers(), deadline)
         self._step(Event.ANSWERED)
         await self._unless_over(self._warm_up(max(1.0, deadline - time.monotonic())), deadline)
+        if free_before:
+            self.card_held_bytes = held_bytes(free_before, await self._card_free_bytes())
+            require_shares(self.spec.candidate.cards, self.card_held_bytes)
         self.start_seconds = time.monotonic() - started
         self.ready_since_unix_s = time.time()
         self._step(Event.WARMED)
@@ -252,6 +261,13 @@ class Replica:
         async with EngineClient(self.endpoint) as client:
             while not await client.is_up():  # noqa: ASYNC110 - the engine offers nothing to wait on
                 await asyncio.sleep(_ANSWER_POLL_S)
+
+    async def _card_free_bytes(self) -> Mapping[str, int | None]:
+        """Of this replica's cards; empty on the processor."""
+        if not self.spec.card_uuids:
+            return {}
+        free = await self._world.card_free_bytes()
+        return {uuid: free[uuid] for uuid in self.spec.card_uuids if uuid in free}
 
     async def _warm_up(self, timeout_s: float) -> None:
         from llamarack.supervise.engine_client import EngineClient

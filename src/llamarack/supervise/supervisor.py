@@ -10,11 +10,12 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from llamarack.config import Deployment
 from llamarack.errors import EngineError, UsageError
+from llamarack.hardware.detect import detect_machine
 from llamarack.paths import RackPaths, make_private
 from llamarack.supervise import memory_file
 from llamarack.supervise.gateways import GatewayPool
@@ -114,6 +115,10 @@ class Supervisor:
 
     async def drained(self, replica: str, timeout_s: float) -> bool:
         return await self.gateways.drained(replica, self._version, timeout_s)
+
+    async def card_free_bytes(self) -> Mapping[str, int | None]:
+        machine = await asyncio.to_thread(detect_machine)
+        return {card.uuid: card.memory_free_bytes for card in machine.cards if card.uuid is not None}
 
     # -- life ---------------------------------------------------------------------------------------------------
 
