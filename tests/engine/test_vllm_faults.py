@@ -17,6 +17,9 @@ _CAPTURED = {
     "bad_option": ("bad_option", "--no-such-option"),
     "context_too_long": ("context_too_long", "limits.context_tokens 4096 is more than the 512"),
     "no_chat_template": ("no_chat_template", "no chat template"),
+    "kv_cache_too_small": ("kv_cache_too_small", "leave no memory for the KV cache"),
+    "kv_over_memory": ("out_of_memory", "21.2 of 23.54 GiB were free"),
+    "memory_held_by_others": ("out_of_memory", "20.18 of 23.54 GiB were free"),
     "missing_tokenizer": ("missing_tokenizer", "no tokenizer that vLLM can read"),
 }
 _FROM_SOURCE = {

@@ -31,7 +31,7 @@ from llamarack.units import format_duration
 T = TypeVar("T")
 _LOAD_LOCK_POLL_S = 0.1
 _ANSWER_POLL_S = 0.05
-_LOG_TAIL_BYTES = 32768
+_LOG_TAIL_BYTES = 262_144  # every rank of a vLLM prints some 10 KB of traceback after the line that tells the cause
 # A whole micro-batch on cards, where kernels are chosen by shape; on the CPU nothing is compiled.
 _LONG_PROMPT_TOKENS = 512
 _LONG_PROMPT_CPU_TOKENS = 128
