@@ -20,6 +20,7 @@ from llamarack.engine.adaptor import (
     LaunchContext,
     engine_environment,
 )
+from llamarack.engine.device_memory import DeviceTerms
 from llamarack.engine.llamacpp import KEY_VARIABLE, LlamaCpp
 from llamarack.plan.record import Candidate, CardPlan, Predicted, Terms
 from llamarack.supervise.replica import ReplicaSpec
@@ -59,6 +60,9 @@ class FakeEngine:
 
     def counters(self, metrics_text: str) -> Counters:
         return LlamaCpp().counters(metrics_text)
+
+    def device_terms(self, log_lines: Sequence[str]) -> Sequence[DeviceTerms]:
+        return ()
 
 
 def flags(words: Mapping[str, Any]) -> list[str]:

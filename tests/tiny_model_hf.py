@@ -15,7 +15,7 @@ from tests.huggingface_files import huggingface_name, write_safetensors
 from tests.tiny_model import CHATML, tiny_tensors
 
 _PIECES = ["<unk>", "<s>", "</s>", "\u2581", *map(chr, range(33, 127)), "\n", "<|im_start|>", "<|im_end|>"]
-LAYERS, HEADS, KV_HEADS, HIDDEN, FEED_FORWARD, CONTEXT = 4, 4, 2, 128, 256, 512
+LAYERS, HEADS, KV_HEADS, HIDDEN, FEED_FORWARD, CONTEXT = 4, 4, 2, 128, 256, 2048
 
 
 def write_tiny_hf_llama(folder: Path, *, chat_template: str | None = CHATML, seed: int = 0, **changes: Any) -> Path:

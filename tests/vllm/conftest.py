@@ -30,8 +30,9 @@ from tests.tiny_model_hf import write_tiny_hf_llama
 
 START_TIMEOUT_S = float(os.environ.get("LLAMARACK_VLLM_START_S", "600"))
 _CONVERT = Path(__file__).with_name("convert_smollm2.py")
-# Small and quick to start; one thread per rank keeps OpenMP from waiting on cores that others use.
-LIMITS = {"context_tokens": 512, "sequences": 4, "batch_tokens": 512, "threads": 1}
+# Quick to start, with room for the warm-up's long prompt in single letters. One thread per rank keeps OpenMP from
+# waiting on cores that others use.
+LIMITS = {"context_tokens": 1024, "sequences": 4, "batch_tokens": 512, "threads": 1}
 EAGER = {"enforce-eager": True}  # compiling takes minutes on two cores
 
 

@@ -1,6 +1,6 @@
 """One adaptor per engine: how it is started, how it is read, why it died.
 
-- `adaptor`: the contract and its records
+- `adaptor`, `device_memory`: the contract and its records
 - `llamacpp`, `llamacpp_worker`: llama.cpp in a process of its own
 - `vllm`, `vllm_options`, `vllm_help`, `vllm_faults`, `vllm_memory`: vLLM in an environment of its own
 - `transformers`, `transformers_worker`: the reference, plain PyTorch in a process of its own

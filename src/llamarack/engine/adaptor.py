@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from llamarack.config import Group, Model
+from llamarack.engine.device_memory import DeviceTerms
 from llamarack.plan.record import Candidate
 
 
@@ -103,6 +104,9 @@ class Adaptor(Protocol):
 
     def counters(self, metrics_text: str) -> Counters:
         """From the engine's own /metrics."""
+
+    def device_terms(self, log_lines: Sequence[str]) -> Sequence[DeviceTerms]:
+        """What a started engine's log says of its memory, in the plan's order of devices; empty where it does not."""
 
 
 # What a child inherits of the supervisor's environment: enough to find libraries, certificates and the locale.

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from llamarack.config import Group
@@ -25,7 +25,9 @@ from llamarack.engine.adaptor import (
     engine_environment,
     read_counters,
 )
+from llamarack.engine.device_memory import DeviceTerms
 from llamarack.errors import ConfigError
+from llamarack.units import MIB
 
 KEY_VARIABLE = "LLAMARACK_ENGINE_KEY"
 _WORKER = Path(__file__).with_name("llamacpp_worker.py")  # imports nothing of ours, so it runs as a plain file
@@ -94,6 +96,10 @@ _FATAL = (
     ),
 )
 
+# `load_tensors:   CPU_Mapped model buffer size =    92.10 MiB`, at verbosity 4.
+_BUFFER = re.compile(r"(\S+) +(model|KV|compute) buffer size = +([\d.]+) MiB")
+_BUFFER_TERMS = {"model": "weights_bytes", "KV": "kv_bytes", "compute": "compute_bytes"}
+
 
 class LlamaCpp:
     name = "llamacpp"
@@ -119,6 +125,9 @@ class LlamaCpp:
     def load_fraction(self, log_tail: Sequence[str]) -> float | None:
         return None  # the library reports progress as dots without a total
 
+    def device_terms(self, log_lines: Sequence[str]) -> Sequence[DeviceTerms]:
+        return buffers(log_lines)
+
     def counters(self, metrics_text: str) -> Counters:
         return read_counters(
             metrics_text,
@@ -129,6 +138,26 @@ class LlamaCpp:
                 waiting=("llamacpp:requests_deferred",),
             ),
         )
+
+
+def buffers(log_lines: Iterable[str]) -> list[DeviceTerms]:
+    """Buffers by device, in the order of the log: cards where there are any, else the processor. In tensor mode the
+    sizes are the largest of all cards' (`Meta`) and say nothing of one."""
+    sizes: dict[str, dict[str, int]] = {}
+    for line in log_lines:
+        match = _BUFFER.search(line)
+        if match is None or match[1].startswith("Meta"):
+            continue
+        device = "CPU" if match[1].startswith("CPU") else match[1]
+        terms = sizes.setdefault(device, {})
+        term = _BUFFER_TERMS[match[2]]
+        terms[term] = terms.get(term, 0) + round(float(match[3]) * MIB)
+    cards = [DeviceTerms(device=name, terms=terms) for name, terms in sizes.items() if not _is_host(name)]
+    return cards or [DeviceTerms(device=name, terms=terms) for name, terms in sizes.items() if name == "CPU"]
+
+
+def _is_host(device: str) -> bool:
+    return device == "CPU" or device.endswith("_Host")
 
 
 def worker_options(context: LaunchContext) -> dict[str, object]:

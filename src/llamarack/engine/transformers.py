@@ -24,6 +24,7 @@ from llamarack.engine.adaptor import (
     read_counters,
 )
 from llamarack.engine.chat_template import template_text
+from llamarack.engine.device_memory import DeviceTerms
 from llamarack.engine.installed import engine_for
 from llamarack.engine.llamacpp import KEY_VARIABLE, diagnose_by_lines
 from llamarack.errors import ConfigError
@@ -101,6 +102,9 @@ class Transformers:
 
     def counters(self, metrics_text: str) -> Counters:
         return read_counters(metrics_text, _METRICS)
+
+    def device_terms(self, log_lines: Sequence[str]) -> Sequence[DeviceTerms]:
+        return ()  # it does not tell
 
 
 def _dtype(group: Group) -> str:

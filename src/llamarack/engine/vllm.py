@@ -23,10 +23,12 @@ from llamarack.engine.adaptor import (
     read_counters,
 )
 from llamarack.engine.chat_template import template_text
+from llamarack.engine.device_memory import DeviceTerms
 from llamarack.engine.installed import Installed, engine_for
 from llamarack.engine.llamacpp import diagnose_by_lines
 from llamarack.engine.vllm_faults import FATAL
 from llamarack.engine.vllm_help import API_SERVER, help_text
+from llamarack.engine.vllm_memory import device_terms
 from llamarack.engine.vllm_options import flags_of, options_of, pass_through, render, thread_environment
 
 KEY_VARIABLE = "VLLM_API_KEY"
@@ -77,6 +79,9 @@ class Vllm:
 
     def counters(self, metrics_text: str) -> Counters:
         return read_counters(metrics_text, METRICS)
+
+    def device_terms(self, log_lines: Sequence[str]) -> Sequence[DeviceTerms]:
+        return device_terms(log_lines)
 
 
 def _template_file(context: LaunchContext) -> Path | None:

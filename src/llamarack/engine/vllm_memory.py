@@ -1,4 +1,4 @@
-"""What a started vLLM says of its memory, rank by rank, and how far that is from the plan. Pure.
+"""What a started vLLM says of its memory, rank by rank. Pure.
 
 Lines: vLLM 0.25.1 to 0.33.0 (`v1/worker/gpu_worker.py`, `gpu_model_runner.py`, `cpu_worker.py`,
 `v1/core/kv_cache_utils.py`). The value that the log suggests for `--kv-cache-memory` is not read: it counts graph
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from llamarack.plan.record import CardPlan
+from llamarack.engine.device_memory import DeviceTerms
 from llamarack.units import GIB
 
 _RANK = re.compile(r"^\((?:Vllm)?Worker(?:Proc)?_?((?:[A-Z]+\d+_?)*) pid=\d+\)")
@@ -54,17 +54,6 @@ class ActualMemory:
     full_sequences: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TermCheck:
-    """`error_fraction`: of the actual value; above zero where the plan was too high."""
-
-    rank: str
-    term: str
-    predicted_bytes: int
-    actual_bytes: int
-    error_fraction: float = field(default=0.0)
-
-
 def actual_memory(log_lines: Iterable[str]) -> ActualMemory:
     """Of the last start in the log."""
     ranks: dict[str, RankMemory] = {}
@@ -104,26 +93,11 @@ def _rank_order(name: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", name))
 
 
-def term_checks(cards: Iterable[CardPlan], actual: ActualMemory) -> list[TermCheck]:
-    """The plan's terms beside the engine's, for every rank and term that the log tells.
-
-    Ranks and planned devices stand in the same order; a log that names one rank alone is held against the first.
-    """
-    checks = []
-    for card, rank in zip(cards, actual.ranks, strict=False):
-        for term in ("weights_bytes", "kv_bytes", "compute_bytes", "graphs_bytes"):
-            measured = getattr(rank, term)
-            if measured is None:
-                continue
-            planned = getattr(card.terms, term)
-            error = (planned - measured) / measured if measured else 0.0
-            checks.append(
-                TermCheck(
-                    rank=rank.rank,
-                    term=term,
-                    predicted_bytes=planned,
-                    actual_bytes=measured,
-                    error_fraction=error,
-                )
-            )
-    return checks
+def device_terms(log_lines: Iterable[str]) -> list[DeviceTerms]:
+    """In the plan's terms. A single rank that the log does not name is `0`."""
+    told = []
+    for rank in actual_memory(log_lines).ranks:
+        terms = {name: getattr(rank, name) for name in ("weights_bytes", "kv_bytes", "compute_bytes", "graphs_bytes")}
+        known = {name: value for name, value in terms.items() if value is not None}
+        told.append(DeviceTerms(device=rank.rank or "0", terms=known))
+    return told

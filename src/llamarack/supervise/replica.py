@@ -12,12 +12,13 @@ import secrets
 import signal
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from llamarack.config import Group, Model
 from llamarack.engine.adaptor import Adaptor, Diagnosis, Endpoint, LaunchContext
+from llamarack.engine.device_memory import TermCheck, term_checks
 from llamarack.errors import LlamarackError, NeverReady
 from llamarack.hardware.loadlock import LoadLock
 from llamarack.paths import RackPaths, make_private
@@ -118,6 +119,7 @@ class Replica:
         self.restarts = 0
         self.last_death: Death | None = None
         self.ready_since_unix_s: float | None = None
+        self.memory_checks: tuple[TermCheck, ...] = ()  # the plan's terms beside the engine's, of the newest start
         self.card_held_bytes: dict[str, int] = {}  # by UUID, what the newest start took
         self.start_seconds: float | None = None  # spawn to ready, of the newest start
         self._world = world
@@ -202,11 +204,14 @@ class Replica:
         if free_before:
             self.card_held_bytes = held_bytes(free_before, await self._card_free_bytes())
             require_shares(self.spec.candidate.cards, self.card_held_bytes)
+        told = self.spec.adaptor.device_terms(read_tail(self.log_path))
+        self.memory_checks = term_checks(self.spec.candidate.cards, told)
         self.start_seconds = time.monotonic() - started
         self.ready_since_unix_s = time.time()
         self._step(Event.WARMED)
         message = f"ready after {format_duration(self.start_seconds)}"
-        self._world.journal.note("ready", message, replica=self.id, seconds=self.start_seconds)
+        checks = [asdict(check) for check in self.memory_checks]
+        self._world.journal.note("ready", message, replica=self.id, seconds=self.start_seconds, memory=checks)
 
     async def _take_lock(self, lock: LoadLock) -> None:
         """One load at a time on this machine, whoever starts it."""

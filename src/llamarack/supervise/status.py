@@ -96,7 +96,11 @@ def _replica(supervisor: Supervisor, replica: Replica) -> dict[str, Any]:
             "cards": [asdict(card) for card in candidate.cards],
             "speed": asdict(candidate.predicted),
         },
-        "actual": {"resident_bytes": _resident_bytes(pid), "card_held_bytes": replica.card_held_bytes},
+        "actual": {
+            "resident_bytes": _resident_bytes(pid),
+            "card_held_bytes": replica.card_held_bytes,
+            "terms": [asdict(check) for check in replica.memory_checks],
+        },
         "degraded_from": None,
         "log": str(replica.log_path),
     }

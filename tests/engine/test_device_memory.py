@@ -1,12 +1,14 @@
-"""Memory lines of vLLM's log become numbers per rank, and stand beside the plan's."""
+"""Memory lines of the engines' logs become numbers per device, and stand beside the plan's."""
 
 from __future__ import annotations
 
 import pytest
 
-from llamarack.engine.vllm_memory import actual_memory, term_checks
+from llamarack.engine.device_memory import term_checks
+from llamarack.engine.llamacpp import buffers
+from llamarack.engine.vllm_memory import actual_memory, device_terms
 from llamarack.plan.record import CardPlan, Terms
-from llamarack.units import GIB
+from llamarack.units import GIB, MIB
 
 # vLLM 0.25.1 on one H200, LLaMA-2-7B fp16: the values its log gave, in the log's form.
 ONE_CARD = """\
@@ -71,9 +73,8 @@ def test_a_log_without_memory_lines_is_unknown_not_zero() -> None:
     assert found.kv_tokens is None
 
 
-def test_checks_name_rank_term_and_relative_error() -> None:
-    terms = Terms(weights_bytes=round(6.93 * GIB), kv_bytes=5 * GIB)
-    card = CardPlan(
+def _card(terms: Terms) -> CardPlan:
+    return CardPlan(
         index=0,
         name="card",
         uuid=None,
@@ -84,7 +85,45 @@ def test_checks_name_rank_term_and_relative_error() -> None:
         total_high_bytes=0,
         free_after_bytes=0,
     )
-    checks = {(check.rank, check.term): check for check in term_checks([card], actual_memory(TWO_RANKS.splitlines()))}
+
+
+def test_checks_name_device_term_and_relative_error() -> None:
+    card = _card(Terms(weights_bytes=round(6.93 * GIB), kv_bytes=5 * GIB))
+    told = device_terms(TWO_RANKS.splitlines())
+    assert [device.device for device in told] == ["TP0", "TP1"]
+    checks = {(check.device, check.term): check for check in term_checks([card], told)}
     assert set(checks) == {("TP0", "weights_bytes"), ("TP0", "graphs_bytes"), ("TP0", "compute_bytes")}
     assert checks["TP0", "weights_bytes"].error_fraction == pytest.approx(0.1)
     assert checks["TP0", "graphs_bytes"].error_fraction == -1
+
+
+# llama.cpp b11549, SmolLM2-135M Q4_1 on the processor, as captured; two cards in the form of b11434's log.
+LLAMACPP_CPU = """\
+0.00.346.176 I load_tensors:   CPU_Mapped model buffer size =    92.10 MiB
+0.00.349.905 I llama_context:        CPU  output buffer size =     0.75 MiB
+0.00.350.056 I llama_kv_cache:        CPU KV buffer size =   180.00 MiB
+0.00.484.120 I sched_reserve:        CPU compute buffer size =    16.64 MiB
+"""
+LLAMACPP_CARDS = """\
+load_tensors:   CPU_Mapped model buffer size =   125.00 MiB
+load_tensors:        CUDA0 model buffer size =  6301.51 MiB
+load_tensors:        CUDA1 model buffer size =  6301.51 MiB
+llama_kv_cache:      CUDA0 KV buffer size =  1024.00 MiB
+llama_kv_cache:      CUDA1 KV buffer size =  1024.00 MiB
+sched_reserve:       CUDA0 compute buffer size =   136.50 MiB
+sched_reserve:   CUDA_Host compute buffer size =    24.00 MiB
+"""
+
+
+def test_llamacpp_on_the_processor_tells_three_terms() -> None:
+    (device,) = buffers(LLAMACPP_CPU.splitlines())
+    assert device.device == "CPU"
+    expected = {"weights_bytes": 92.10, "kv_bytes": 180.0, "compute_bytes": 16.64}
+    assert device.terms == {term: round(size * MIB) for term, size in expected.items()}
+
+
+def test_llamacpp_on_cards_leaves_the_host_out() -> None:
+    first, second = buffers(LLAMACPP_CARDS.splitlines())
+    assert (first.device, second.device) == ("CUDA0", "CUDA1")
+    assert first.terms["compute_bytes"] == round(136.5 * MIB)
+    assert second.terms == {"weights_bytes": round(6301.51 * MIB), "kv_bytes": 1024 * MIB}
