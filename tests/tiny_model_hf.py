@@ -11,11 +11,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tests.huggingface_files import huggingface_name, write_safetensors
 from tests.tiny_model import CHATML, tiny_tensors
 
 _PIECES = ["<unk>", "<s>", "</s>", "\u2581", *map(chr, range(33, 127)), "\n", "<|im_start|>", "<|im_end|>"]
 LAYERS, HEADS, KV_HEADS, HIDDEN, FEED_FORWARD, CONTEXT = 4, 4, 2, 128, 256, 2048
+GROUP = 32  # rows of a quantised matrix that share a scale
 
 
 def write_tiny_hf_llama(folder: Path, *, chat_template: str | None = CHATML, seed: int = 0, **changes: Any) -> Path:
@@ -50,6 +53,41 @@ def write_tiny_hf_llama(folder: Path, *, chat_template: str | None = CHATML, see
     tensors = tiny_tensors(LAYERS, HEADS, KV_HEADS, HIDDEN, FEED_FORWARD, len(pieces), seed)
     write_safetensors(folder / "model.safetensors", {huggingface_name(name): one for name, one in tensors.items()})
     return folder
+
+
+def write_tiny_quantized(folder: Path, method: str) -> Path:
+    """The same model with 4-bit matrices of random codes, in the layout of `gptq` or `awq`."""
+    scheme = {"gptq": {"desc_act": False, "sym": True}, "awq": {"zero_point": True, "version": "gemm"}}[method]
+    settings = {"quant_method": method, "bits": 4, "group_size": GROUP, "lm_head": False} | scheme
+    write_tiny_hf_llama(folder, quantization_config=settings)
+    random = np.random.default_rng(1)
+    tensors = tiny_tensors(LAYERS, HEADS, KV_HEADS, HIDDEN, FEED_FORWARD, len(_PIECES), 0)
+    stored: dict[str, np.ndarray] = {}
+    for name, array in tensors.items():
+        own = huggingface_name(name)
+        if ".self_attn." in own or ".mlp." in own:
+            stored |= _quantized(own.removesuffix(".weight"), array.shape, method, random)
+        else:
+            stored[own] = array
+    write_safetensors(folder / "model.safetensors", stored)
+    return folder
+
+
+def _quantized(name: str, shape: tuple[int, ...], method: str, random: np.random.Generator) -> dict[str, np.ndarray]:
+    """Eight codes to a word, along inputs (gptq) or outputs (awq). Zero points are 8; gptq stores 7."""
+    outputs, inputs = shape
+    packed = (inputs // 8, outputs) if method == "gptq" else (inputs, outputs // 8)
+    zero_word = 0x77777777 if method == "gptq" else -0x77777778  # 0x88888888 as a signed word
+    groups = inputs // GROUP
+    tensors = {
+        f"{name}.qweight": random.integers(-(2**31), 2**31, packed, dtype=np.int64).astype(np.int32),
+        f"{name}.qzeros": np.full((groups, outputs // 8), zero_word, dtype=np.int32),
+        # Codes are spread over -8 to 7, with a deviation of 4.6; full-precision weights have one of 1/sqrt(inputs).
+        f"{name}.scales": np.full((groups, outputs), 1 / (4.6 * inputs**0.5), dtype=np.float16),
+    }
+    if method == "gptq":
+        tensors[f"{name}.g_idx"] = (np.arange(inputs) // GROUP).astype(np.int32)
+    return tensors
 
 
 def _tokenizer(pieces: list[str]) -> dict[str, Any]:

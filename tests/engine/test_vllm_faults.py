@@ -18,6 +18,7 @@ _CAPTURED = {
     "context_too_long": ("context_too_long", "limits.context_tokens 4096 is more than the 512"),
     "no_chat_template": ("no_chat_template", "no chat template"),
     "kv_cache_too_small": ("kv_cache_too_small", "leave no memory for the KV cache"),
+    "kv_cache_one_sequence": ("kv_cache_too_small", "one sequence of 256 tokens needs"),
     "kv_over_memory": ("out_of_memory", "21.2 of 23.54 GiB were free"),
     "memory_held_by_others": ("out_of_memory", "20.18 of 23.54 GiB were free"),
     "missing_tokenizer": ("missing_tokenizer", "no tokenizer that vLLM can read"),
