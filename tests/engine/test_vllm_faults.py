@@ -45,6 +45,9 @@ _FROM_SOURCE = {
     "ValueError: Weight input_size_per_partition = 2752 is not divisible by min_thread_k = 128.": (
         "unsupported_quantization"
     ),
+    "RuntimeError: Worker failed with error 'FP8 KV cache on CPU requires x86 with AVX-512 or AMX.', please check": (
+        "unsupported_kv_dtype"
+    ),
     "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update": "driver_too_old",
     "[rank1]: RuntimeError: For FP8 input, output must have dtype BF16": "kv_dtype_needs_bfloat16",
     "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE": "collective_failed",

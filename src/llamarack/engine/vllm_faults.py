@@ -35,6 +35,12 @@ FATAL = (
         hint="engine_args: {dtype: bfloat16}, or limits.kv_dtype: f16",
     ),
     FatalLine(
+        pattern=r"FP8 KV cache on CPU requires ([^.]+)\.",
+        cause="unsupported_kv_dtype",
+        message="an FP8 KV cache on the processor requires {0}",
+        hint="limits.kv_dtype: f16",
+    ),
+    FatalLine(
         pattern=r"(?:NVIDIA driver on your system is too old|CUDA driver version is insufficient"
         r"|forward compatibility was attempted|PTX was compiled with an unsupported toolchain)",
         cause="driver_too_old",

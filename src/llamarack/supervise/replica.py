@@ -41,7 +41,7 @@ _HOPELESS = frozenset(
     {
         *("model_file_damaged", "missing_tokenizer", "unsupported_architecture", "unsupported_quantization"),
         *("bad_option", "context_too_long", "heads_not_divisible", "kv_cache_too_small", "kv_dtype_needs_bfloat16"),
-        "driver_too_old",
+        *("unsupported_kv_dtype", "driver_too_old"),
     }
 )
 
