@@ -8,7 +8,9 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from llamarack.engine.chat_template import known_templates, template_text
+from llamarack.engine.llamacpp import worker_options
 from llamarack.errors import ConfigError
+from tests.engine.launching import launch_context
 
 _TALK = [
     {"role": "system", "content": "Be brief."},
@@ -58,3 +60,12 @@ def test_a_file_is_read_and_an_unknown_name_lists_the_known(tmp_path: Path) -> N
     assert known_templates() == ["chatml", "llama-2", "llama-3"]
     with pytest.raises(ConfigError, match="neither a file nor one of chatml, llama-2, llama-3"):
         template_text("lama-2")
+
+
+def test_llamacpp_gets_the_same_text_and_keeps_its_own_names(tmp_path: Path) -> None:
+    def given(name: str) -> object:
+        context = launch_context(tmp_path, engine="llamacpp", chat_template=name)
+        return worker_options(context)["chat_template"]
+
+    assert given("llama-2") == template_text("llama-2")
+    assert given("mistral-v7") == "mistral-v7"

@@ -15,10 +15,14 @@ def known_templates() -> list[str]:
     return sorted(entry.name.removesuffix(".jinja") for entry in names if entry.name.endswith(".jinja"))
 
 
+def is_known(given: str) -> bool:
+    return _SPELLINGS.get(given, given) in known_templates()
+
+
 def template_text(given: str) -> str:
     """The Jinja text behind a `chat_template`. Raises ConfigError for a name that is neither known nor a file."""
     name = _SPELLINGS.get(given, given)
-    if name in known_templates():
+    if is_known(given):
         return files("llamarack.engine").joinpath("data", "templates", f"{name}.jinja").read_text(encoding="utf-8")
     path = Path(given)
     if path.is_file():

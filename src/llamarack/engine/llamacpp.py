@@ -25,6 +25,7 @@ from llamarack.engine.adaptor import (
     engine_environment,
     read_counters,
 )
+from llamarack.engine.chat_template import is_known, template_text
 from llamarack.engine.device_memory import DeviceTerms
 from llamarack.errors import ConfigError
 from llamarack.units import MIB
@@ -213,8 +214,8 @@ def _refuse_modelled(group: Group) -> None:
 
 
 def _template_text(given: str) -> str:
-    path = Path(given)
-    return path.read_text() if path.suffix in {".jinja", ".jinja2", ".txt"} or path.is_file() else given
+    """Ours by name or a file; other names are llama.cpp's own."""
+    return template_text(given) if is_known(given) or Path(given).is_file() else given
 
 
 def diagnose_by_lines(known: Sequence[FatalLine], exit_words: str, log_tail: Sequence[str]) -> Diagnosis:
