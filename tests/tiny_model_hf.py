@@ -57,8 +57,10 @@ def write_tiny_hf_llama(folder: Path, *, chat_template: str | None = CHATML, see
 
 def write_tiny_quantized(folder: Path, method: str) -> Path:
     """The same model with 4-bit matrices of random codes, in the layout of `gptq` or `awq`."""
-    scheme = {"gptq": {"desc_act": False, "sym": True}, "awq": {"zero_point": True, "version": "gemm"}}[method]
-    settings = {"quant_method": method, "bits": 4, "group_size": GROUP, "lm_head": False} | scheme
+    scheme: dict[str, Any] = {"gptq": {"desc_act": False, "sym": True}, "awq": {"zero_point": True, "version": "gemm"}}[
+        method
+    ]
+    settings: dict[str, Any] = {"quant_method": method, "bits": 4, "group_size": GROUP, "lm_head": False} | scheme
     write_tiny_hf_llama(folder, quantization_config=settings)
     random = np.random.default_rng(1)
     tensors = tiny_tensors(LAYERS, HEADS, KV_HEADS, HIDDEN, FEED_FORWARD, len(_PIECES), 0)
@@ -79,7 +81,7 @@ def _quantized(name: str, shape: tuple[int, ...], method: str, random: np.random
     packed = (inputs // 8, outputs) if method == "gptq" else (inputs, outputs // 8)
     zero_word = 0x77777777 if method == "gptq" else -0x77777778  # 0x88888888 as a signed word
     groups = inputs // GROUP
-    tensors = {
+    tensors: dict[str, np.ndarray] = {
         f"{name}.qweight": random.integers(-(2**31), 2**31, packed, dtype=np.int64).astype(np.int32),
         f"{name}.qzeros": np.full((groups, outputs // 8), zero_word, dtype=np.int32),
         # Codes are spread over -8 to 7, with a deviation of 4.6; full-precision weights have one of 1/sqrt(inputs).

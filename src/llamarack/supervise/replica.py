@@ -120,6 +120,7 @@ class Replica:
         self.last_death: Death | None = None
         self.ready_since_unix_s: float | None = None
         self.memory_checks: tuple[TermCheck, ...] = ()  # the plan's terms beside the engine's, of the newest start
+        self._log_from_bytes = 0  # where the newest start's part of the log begins
         self.card_held_bytes: dict[str, int] = {}  # by UUID, what the newest start took
         self.start_seconds: float | None = None  # spawn to ready, of the newest start
         self._world = world
@@ -204,7 +205,7 @@ class Replica:
         if free_before:
             self.card_held_bytes = held_bytes(free_before, await self._card_free_bytes())
             require_shares(self.spec.candidate.cards, self.card_held_bytes)
-        told = self.spec.adaptor.device_terms(read_tail(self.log_path))
+        told = self.spec.adaptor.device_terms(read_tail(self.log_path, self._log_from_bytes))
         self.memory_checks = term_checks(self.spec.candidate.cards, told)
         self.start_seconds = time.monotonic() - started
         self.ready_since_unix_s = time.time()
@@ -246,6 +247,7 @@ class Replica:
         # In a thread: an engine that was updated meanwhile is asked for its options first.
         launch = await asyncio.to_thread(spec.adaptor.launch, context)
         self.endpoint = launch.endpoint
+        self._log_from_bytes = self.log_path.stat().st_size if self.log_path.exists() else 0
         message = f"loads {spec.path.name} with {spec.adaptor.name}"
         self._world.journal.note("starting", message, replica=self.id, argv=list(launch.argv))
         return await start_child(
@@ -361,7 +363,7 @@ class Replica:
 
     async def _bury(self, error: Exception) -> None:
         """Records why it went down and makes sure that nothing of it is left."""
-        tail = read_tail(self.log_path)
+        tail = read_tail(self.log_path, self._log_from_bytes)
         diagnosis = self._diagnose(error, tail)
         self.last_death = Death(
             at_unix_s=time.time(),
@@ -396,6 +398,10 @@ class Replica:
             if exit.signal is not None and exit.signal in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
                 return Diagnosis(cause="killed", message=f"{exit.words} from outside", hint=None)
             return self.spec.adaptor.diagnose(exit.words, tail)
+        if isinstance(error, NeverReady):  # an engine may answer with an error before it ends
+            known = self.spec.adaptor.diagnose("not ready", tail)
+            if known.cause != "unrecognised":
+                return known
         hint = error.hint if isinstance(error, LlamarackError) else None
         cause = error.code if isinstance(error, LlamarackError) else "unrecognised"
         return Diagnosis(cause=cause, message=str(error) or type(error).__name__, hint=hint)
@@ -436,12 +442,15 @@ class Replica:
         self._world.changed()
 
 
-def read_tail(path: Path) -> list[str]:
-    """The last lines of a log, undecodable bytes replaced; empty when there is none."""
+def read_tail(path: Path, since_bytes: int = 0) -> list[str]:
+    """The last lines of a log, undecodable bytes replaced; empty when there is none.
+
+    `since_bytes`: where this start's part begins; a log that is shorter was turned over meanwhile and is read whole.
+    """
     try:
         with open(path, "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - _LOG_TAIL_BYTES))
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(since_bytes if since_bytes <= size else 0, size - _LOG_TAIL_BYTES, 0))
             return file.read().decode(errors="replace").splitlines()
     except OSError:
         return []
