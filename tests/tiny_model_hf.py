@@ -57,10 +57,12 @@ def write_tiny_hf_llama(folder: Path, *, chat_template: str | None = CHATML, see
 
 def write_tiny_quantized(folder: Path, method: str) -> Path:
     """The same model with 4-bit matrices of random codes, in the layout of `gptq` or `awq`."""
-    scheme: dict[str, Any] = {"gptq": {"desc_act": False, "sym": True}, "awq": {"zero_point": True, "version": "gemm"}}[
-        method
-    ]
-    settings: dict[str, Any] = {"quant_method": method, "bits": 4, "group_size": GROUP, "lm_head": False} | scheme
+    schemes: dict[str, dict[str, Any]] = {
+        "gptq": {"desc_act": False, "sym": True},
+        "awq": {"zero_point": True, "version": "gemm"},
+    }
+    settings: dict[str, Any] = {"quant_method": method, "bits": 4, "group_size": GROUP, "lm_head": False}
+    settings |= schemes[method]
     write_tiny_hf_llama(folder, quantization_config=settings)
     random = np.random.default_rng(1)
     tensors = tiny_tensors(LAYERS, HEADS, KV_HEADS, HIDDEN, FEED_FORWARD, len(_PIECES), 0)
