@@ -96,6 +96,19 @@ def test_install_makes_an_engine_that_is_found_asked_and_used(wheels: Path, tmp_
     assert help_text(engine, cache=tmp_path / "cache") == text
 
 
+@pytest.mark.process
+def test_help_is_asked_in_the_older_way_where_all_is_not_known(tmp_path: Path) -> None:
+    """`python` stands in for an interpreter with an older vLLM."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\n[ $3 = --help ] || exit 2\necho '  --tensor-parallel-size N  --old-option'\n")
+    python.chmod(0o755)
+    engine = Installed(engine="vllm", distribution="vllm", version="0.8", python=python, torch="2", cuda=None)
+    assert "--old-option" in help_text(engine, cache=tmp_path)
+    python.write_text("#!/bin/sh\necho 'ImportError: libcudart.so.12' >&2; exit 1\n")
+    with pytest.raises(StartFailed, match="ImportError: libcudart"):
+        help_text(engine, cache=tmp_path / "other")
+
+
 def _launch(engine: Installed, folder: Path) -> None:
     """The whole command: interpreter, options, template as a file, the key by environment alone."""
     context = launch_context(folder, engine_python=str(engine.python), chat_template="chatml", env={"OWN": "1"})

@@ -35,16 +35,21 @@ def help_text(engine: Installed, *, cache: Path | None = None) -> str:
 
 
 def _ask(engine: Installed) -> str:
-    command = [str(engine.python), "-m", API_SERVER, "--help=all"]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "COLUMNS": "200"}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env=environment)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise StartFailed(f"vllm {engine.version} does not answer: {error}", hint=" ".join(command)) from error
-    if done.returncode != 0 or "--tensor-parallel-size" not in done.stdout:
+    """Newer versions show groups alone unless `all` is asked for; older ones know no `--help=all`."""
+    last = ""
+    for argument in ("--help=all", "--help"):
+        command = [str(engine.python), "-m", API_SERVER, argument]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "COLUMNS": "200"}
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env=environment
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise StartFailed(f"vllm {engine.version} does not answer: {error}", hint=" ".join(command)) from error
+        if done.returncode == 0 and "--tensor-parallel-size" in done.stdout:
+            return done.stdout
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise StartFailed(
-            f"vllm {engine.version} does not start: {lines[-1] if lines else f'exit code {done.returncode}'}",
-            hint=f"run it by hand: {' '.join(command)}",
-        )
-    return done.stdout
+        last = lines[-1] if lines else f"exit code {done.returncode}"
+    raise StartFailed(
+        f"vllm {engine.version} does not start: {last}", hint=f"run it by hand: {engine.python} -m {API_SERVER} --help"
+    )
