@@ -42,7 +42,12 @@ def test_three_ranks_and_the_reference_say_what_one_says(vllm_python: Path, smol
         print(json.dumps({"candidate": candidate} | report | {"margins_where_top1_differs": margins}))
         assert max(errors) < _NOISE
         assert all(margin < _TIE for margin in margins)
-    question = {"model": "three", "temperature": 0, "max_tokens": 16, "messages": [_user("The capital of France?")]}
+    question = {
+        "model": "three",
+        "temperature": 0,
+        "max_tokens": 16,
+        "messages": [_user("What is the capital of France?")],
+    }
     events = list(rack.stream("/v1/chat/completions", question))
     assert events[-1] == "[DONE]"
     pieces = [json.loads(event)["choices"] for event in events[:-1]]
