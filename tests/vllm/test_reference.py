@@ -45,3 +45,4 @@ def test_the_reference_answers_in_every_form(vllm_python: Path, tiny_model: Path
     with pytest.raises(urllib.error.HTTPError) as refused:
         rack.post("/v1/completions", base | {"prompt": "hello", "max_tokens": 5000})
     assert refused.value.code == 400
+    refused.value.close()
