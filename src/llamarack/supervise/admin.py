@@ -102,8 +102,16 @@ async def wait_until_gone(paths: RackPaths, timeout_s: float) -> bool:
     pid = lock_holder(paths)
     try:
         async with asyncio.timeout(timeout_s):
-            while is_running(paths) or (pid is not None and psutil.pid_exists(pid)):  # noqa: ASYNC110 - no event tells
+            while is_running(paths) or (pid is not None and _lives(pid)):  # noqa: ASYNC110 - no event tells
                 await asyncio.sleep(0.05)
     except TimeoutError:
         return False
     return True
+
+
+def _lives(pid: int) -> bool:
+    """A zombie has ended; that its parent has not looked yet is nobody's concern here."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
