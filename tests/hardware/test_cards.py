@@ -81,3 +81,10 @@ def test_card_that_reports_nothing_optional_has_unknowns_not_zeros() -> None:
     assert card.compute_capability is None
     assert card.utilization_fraction is None
     assert card.ecc_enabled is None
+
+
+def test_record_of_two_passed_through_cards_gives_their_nvlinks_and_unknowns() -> None:
+    first, second = cards_of(nvml_record("h200_x2_passthrough"))
+    assert (first.name, first.numa_node, first.memory_total_bytes) == ("NVIDIA H200", None, 143_771 * MIB)
+    assert [(link.peer_index, link.kind, link.lanes) for link in first.links] == [(1, LinkKind.NVLINK, 18)]
+    assert [(link.peer_index, link.kind, link.lanes) for link in second.links] == [(0, LinkKind.NVLINK, 18)]
