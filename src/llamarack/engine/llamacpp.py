@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -27,10 +28,12 @@ from llamarack.engine.adaptor import (
 )
 from llamarack.engine.chat_template import is_known, template_text
 from llamarack.engine.device_memory import DeviceTerms
-from llamarack.errors import ConfigError
+from llamarack.errors import ConfigError, HardwareError
 from llamarack.units import MIB
 
 KEY_VARIABLE = "LLAMARACK_ENGINE_KEY"
+_DEVICE_PROBE_TIMEOUT_S = 60.0
+_CUDA_INDEX = "https://xorbitsai.github.io/xllamacpp/whl/cu128"  # the vendor's own wheels
 _WORKER = Path(__file__).with_name("llamacpp_worker.py")  # imports nothing of ours, so it runs as a plain file
 
 # What the deployment file models, by the option's name in the worker; naming one in engine_args would part plan and
@@ -109,6 +112,22 @@ class LlamaCpp:
 
     def prepare(self, group: Group, *, on_cards: bool) -> None:
         _refuse_modelled(group)
+        if group.engine_binary is not None:
+            raise ConfigError(
+                f"`engine_binary`: `{group.engine_binary}` is not run: this version has the built-in worker only",
+                hint="leave engine_binary out",
+            )
+        if group.rpc_servers:
+            raise ConfigError(
+                "`rpc_servers`: this version does not use RPC devices",
+                hint="leave rpc_servers out, or type rpc_servers: []",
+            )
+        if on_cards and not _has_gpu_device():
+            raise HardwareError(
+                "this machine has cards, but the installed llama.cpp (xllamacpp) was built without a GPU device",
+                hint=f"{sys.executable} -m pip install --force-reinstall xllamacpp --index-url {_CUDA_INDEX}, "
+                "or gpus: [] to run on the processor",
+            )
 
     def launch(self, context: LaunchContext) -> Launch:
         options = worker_options(context)
@@ -159,6 +178,21 @@ def buffers(log_lines: Iterable[str]) -> list[DeviceTerms]:
 
 def _is_host(device: str) -> bool:
     return device == "CPU" or device.endswith("_Host")
+
+
+def _has_gpu_device() -> bool:
+    """Whether the installed library sees one, asked in a child: loading it here would cost 100 MB."""
+    code = "import xllamacpp; print([str(d['type']) for d in xllamacpp.get_device_info()])"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=_DEVICE_PROBE_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise HardwareError(
+            f"llama.cpp did not list its devices within {_DEVICE_PROBE_TIMEOUT_S:.0f} s",
+            hint="llamarack check tells whether the driver answers",
+        ) from None
+    return "GPU" in done.stdout
 
 
 def worker_options(context: LaunchContext) -> dict[str, object]:

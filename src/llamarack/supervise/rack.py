@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
-from llamarack.config import Deployment
+from llamarack.config import Deployment, Model
+from llamarack.errors import ModelError
 from llamarack.hardware.detect import detect_machine
+from llamarack.hardware.finding import Severity
+from llamarack.model.check import check_identity
 from llamarack.model.read import read_model
+from llamarack.model.spec import ModelSpec
 from llamarack.paths import RackPaths
 from llamarack.supervise import memory_file
 from llamarack.supervise.admin import AdminServer
@@ -16,6 +21,7 @@ from llamarack.supervise.journal import Entry
 from llamarack.supervise.layout import lay_out
 from llamarack.supervise.own_memory import living_engines, without_engines
 from llamarack.supervise.supervisor import Supervisor
+from llamarack.supervise.unbuilt import unbuilt_settings
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -37,11 +43,14 @@ async def run_rack(
     machine = without_engines(machine, living_engines(memory_file.read(paths.state)))
     wanted = {model.path_of(group) for model in deployment.models for group in model.groups}
     specs = {path: await asyncio.to_thread(read_model, path) for path in wanted}
+    warnings = unbuilt_settings(deployment) + [
+        warning for model in deployment.models for warning in _judge(model, specs)
+    ]
     layout = lay_out(deployment, machine, specs)
     for spec in layout:
         await asyncio.to_thread(spec.adaptor.prepare, spec.group, on_cards=bool(spec.card_uuids))
     supervisor = Supervisor(deployment, layout, paths)
-    return await run_supervisor(supervisor, on_entry=on_entry, once_settled=once_settled)
+    return await run_supervisor(supervisor, on_entry=on_entry, once_settled=once_settled, warnings=warnings)
 
 
 async def run_supervisor(
@@ -49,8 +58,9 @@ async def run_supervisor(
     *,
     on_entry: Callable[[Entry], None],
     once_settled: Callable[[Supervisor, bool], Awaitable[bool]],
+    warnings: Sequence[str] = (),
 ) -> signal.Signals | None:
-    """The same for a rack that is laid out."""
+    """The same for a rack that is laid out; `warnings` go into its journal."""
     supervisor.journal.on_entry.append(on_entry)
     received: list[signal.Signals] = []
 
@@ -65,6 +75,8 @@ async def run_supervisor(
     settling: asyncio.Task[None] | None = None
     try:
         await supervisor.start()
+        for warning in warnings:
+            supervisor.journal.warn("settings", warning)
         await admin.start()
         settling = asyncio.create_task(_when_settled(supervisor, once_settled))
         await supervisor.run()
@@ -82,3 +94,15 @@ async def _when_settled(supervisor: Supervisor, once_settled: Callable[[Supervis
     all_ready = await supervisor.until_settled()
     if not await once_settled(supervisor, all_ready):
         supervisor.ask_stop()
+
+
+def _judge(model: Model, specs: dict[Path, ModelSpec]) -> list[str]:
+    """Warnings about tokenizer and template of a model's files. Raises ModelError where they cannot belong together."""
+    told = []
+    for path in dict.fromkeys(model.path_of(group) for group in model.groups):
+        for finding in check_identity(specs[path], model.tokenizer):
+            if finding.severity is Severity.ERROR:
+                raise ModelError(f"model `{model.name}`: {finding.subject}: {finding.seen}", hint=finding.fix)
+            if finding.severity is Severity.WARNING and not (model.chat_template and "template" in finding.code):
+                told.append(f"{model.name}: {finding.seen}; {finding.fix}")
+    return told
