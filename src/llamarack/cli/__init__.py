@@ -20,8 +20,8 @@ _COMMANDS = ("demo", "check", "plan", "serve", "status", "drain", "stop", "keys"
 app = typer.Typer(
     name="llamarack",
     help="Plan, serve, measure and prove a private LLaMA inference service on one server.",
-    no_args_is_help=True,
     add_completion=False,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -44,9 +44,11 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 def main() -> None:

@@ -14,7 +14,8 @@ import typer
 from rich.console import Console
 
 from llamarack.cli.bench_progress import BenchProgress
-from llamarack.errors import UsageError
+from llamarack.cli.serve import rack_name
+from llamarack.errors import NothingRunning, UsageError
 from llamarack.measure.arrivals import Arrivals
 from llamarack.measure.point import Level
 from llamarack.measure.result import BenchResult, new_folder, to_json
@@ -22,8 +23,10 @@ from llamarack.measure.run import run_bench
 from llamarack.measure.settings import Settings
 from llamarack.measure.slo import parse_slo
 from llamarack.measure.target import Endpoint, parse_target
+from llamarack.paths import rack_paths
 from llamarack.report.terminal import print_bench
 from llamarack.report.write import write_bench_report
+from llamarack.supervise.admin import ask
 from llamarack.units import parse_duration_s
 
 Number = TypeVar("Number", int, float)
@@ -31,7 +34,9 @@ _EXIT_INVALID, _EXIT_INTERRUPTED, _EXIT_TERMINATED = 7, 130, 143
 
 
 def bench(
-    target: Annotated[str, typer.Argument(help="URL of the server, with or without /v1; unix:///path for a socket")],
+    target: Annotated[
+        str, typer.Argument(help="URL, with or without /v1; unix:///path; or the file of a running rack")
+    ],
     model: Annotated[str | None, typer.Option(help="default: the only one that is served")] = None,
     endpoint: Annotated[Endpoint, typer.Option(help="chat or completions")] = Endpoint.CHAT,
     concurrency: Annotated[str, typer.Option(help="closed loop: requests at once, a list")] = "1,8",
@@ -111,15 +116,20 @@ async def _run(settings: Settings) -> tuple[BenchResult, int]:
 
 
 def target_url(target: str) -> str:
-    """Raises UsageError for what is no URL."""
+    """The URL itself, or that of the running rack of a deployment file. Raises UsageError for anything else."""
     if "://" in target:
         return target
-    if Path(target).exists():
+    if not Path(target).exists():
+        raise UsageError(f"`{target}` is neither a URL nor a file", hint=f"llamarack bench http://{target}")
+    try:
+        record = asyncio.run(ask(rack_paths(rack_name(Path(target))), {"op": "status"}))
+    except NothingRunning:
         raise UsageError(
-            f"`{target}` is a file; bench measures a running server",
-            hint=f"llamarack serve {target}, then llamarack bench http://127.0.0.1:8080",
-        )
-    raise UsageError(f"`{target}` is neither a URL nor a file", hint=f"llamarack bench http://{target}")
+            f"no rack of `{target}` is running; bench measures a running server",
+            hint=f"llamarack serve {target} --detach",
+        ) from None
+    gateway = record["gateway"]
+    return f"{'https' if gateway['tls'] else 'http'}://{gateway['host']}:{gateway['port']}"
 
 
 def levels(concurrency: str, rate: str | None) -> tuple[Level, ...]:

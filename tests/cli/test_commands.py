@@ -1,0 +1,141 @@
+"""Commands as a user meets them: exit code, stdout, stderr; never a traceback."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+pytestmark = pytest.mark.process
+
+
+def _run(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "LLAMARACK_STATE_DIR": str(tmp_path / "state"), "NO_COLOR": "1", "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, "-m", "llamarack", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+        cwd=tmp_path,
+        check=False,
+    )
+
+
+def _file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "rack.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "hint"),
+    [
+        (
+            "models: [{name: a, path: x.gguf, limts: {}}]",
+            "`models[0].limts` is not a known key",
+            "did you mean `limits`?",
+        ),
+        ("models: [{name: a, path: x.gguf, replicas: two}]", "`models[0].replicas`", '"two" given'),
+        ("models: [{name: a, path: x.gguf}]", "`models[0].path`: `", "is not there"),
+        ("models: []", "`models`", "[] given"),
+        ("gateway: {host: 0.0.0.0}\nmodels: [{name: a, path: x.gguf}]", "`gateway.host`", "llamarack keys add"),
+        ("models: [{name: a, path: x.gguf}", "line 1", "hint"),
+    ],
+)
+def test_wrong_deployment_file_is_exit_2_with_the_key_and_what_to_type(
+    tmp_path: Path, text: str, named: str, hint: str
+) -> None:
+    done = _run(tmp_path, "serve", str(_file(tmp_path, text)))
+    assert done.returncode == 2
+    assert named in done.stderr
+    assert hint in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_file_that_is_no_model_is_exit_2(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"<!DOCTYPE html><html>not found</html>")
+    done = _run(tmp_path, "serve", str(_file(tmp_path, "models: [{name: a, path: x.gguf}]")))
+    assert done.returncode == 2
+    assert "x.gguf" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_taken_port_is_exit_2_and_names_the_key_and_another_port(tmp_path: Path) -> None:
+    from tests.tiny_model import write_tiny_llama
+
+    write_tiny_llama(tmp_path / "x.gguf")
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        model = "{name: a, path: x.gguf, limits: {context_tokens: 256, sequences: 1}}"
+        text = f"models: [{model}]\ngateway: {{port: {port}}}"
+        done = _run(tmp_path, "serve", str(_file(tmp_path, text)))
+    assert done.returncode == 2, done.stderr
+    assert "`gateway.port`" in done.stderr
+    assert f"--port {port + 1}" in done.stderr
+
+
+def test_schema_accepts_the_readmes_file_flat_groups_included(tmp_path: Path) -> None:
+    done = _run(tmp_path, "schema")
+    assert done.returncode == 0
+    schema = json.loads(done.stdout)
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    example = readme.split("```yaml\n")[1].split("```")[0]
+    jsonschema.validate(yaml.safe_load(example), schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"schema_version": 1, "models": [{"name": "a"}]}, schema)
+
+
+def test_keys_are_shown_once_kept_as_hashes_and_revoked(tmp_path: Path) -> None:
+    added = _run(tmp_path, "keys", "add", "alice")
+    key = added.stdout.strip()
+    assert added.returncode == 0
+    assert key.startswith("lr-")
+    kept = (tmp_path / "keys.yaml").read_text()
+    assert key not in kept
+    assert (tmp_path / "keys.yaml").stat().st_mode & 0o777 == 0o600
+    assert _run(tmp_path, "keys", "list").stdout.startswith("alice\t")
+    again = _run(tmp_path, "keys", "add", "alice")
+    assert again.returncode == 2
+    assert "revoke alice" in again.stderr
+    assert _run(tmp_path, "keys", "revoke", "alice").returncode == 0
+    assert _run(tmp_path, "keys", "list").stdout == ""
+
+
+@pytest.mark.parametrize("words", [["status"], ["stop"], ["drain"], ["status", "--rack", "mine"]])
+def test_commands_without_a_rack_are_exit_5(tmp_path: Path, words: list[str]) -> None:
+    done = _run(tmp_path, *words)
+    assert done.returncode == 5
+    assert "is running" in done.stderr
+    assert "llamarack serve" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "named"), [("rack.yaml", "serve rack.yaml --detach"), ("127.0.0.1:8080", "bench http://127.0.0.1:8080")]
+)
+def test_bench_without_a_server_says_how_to_get_one(tmp_path: Path, target: str, named: str) -> None:
+    _file(tmp_path, "models: []")
+    done = _run(tmp_path, "bench", target)
+    assert done.returncode == 2
+    assert named in done.stderr
+
+
+def test_unknown_command_names_the_nearest(tmp_path: Path) -> None:
+    done = _run(tmp_path, "serv")
+    assert done.returncode == 2
+    assert "serve" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_bare_command_prints_its_help(tmp_path: Path) -> None:
+    done = _run(tmp_path)
+    assert "serve" in done.stdout + done.stderr
+    assert "error" not in done.stderr
