@@ -2,14 +2,16 @@
 
 python benchmarks/gateway_overhead.py [--streams 16] [--repeats 9]
 
-The engine is the fake one, since a real one's own spread hides a millisecond. Both ways alternate within one run; each
-repeat sends its streams at once and takes the median first token. Prints medians with spread, and writes the record
-beside the other results.
+The engine is the fake one, since a real one's own spread hides a millisecond. Both ways alternate within one run. A
+repeat keeps `--streams` running, each followed by the next after a random pause, and takes the median first token of
+all; `--burst` sends them all in the same moment instead, so that the last waits for the work of all before it. Client,
+engine and gateway share the machine's cores. Prints medians with spread, and writes the record beside the others.
 """
 
 import argparse
 import asyncio
 import json
+import random
 import statistics
 import tempfile
 import time
@@ -24,11 +26,12 @@ from tests.rigs import fake_engine, gateway_worker
 _TOKENS = 50
 _INTERVAL_S = 0.02
 _TIMEOUT_S = 60.0
-_RESULT = Path(__file__).with_name("results") / "gateway_overhead.json"
+_ROUNDS = 4
+_RESULTS = Path(__file__).with_name("results")
 
 
-async def first_tokens_s(target: Target, streams: int) -> list[float]:
-    """Sent to first content, of each of `streams` sent at once over open connections."""
+async def first_tokens_s(target: Target, streams: int, *, burst: bool) -> list[float]:
+    """Sent to first content, over open connections."""
     client = Client(target)
     await client.warm_connections(streams)
     body = json.dumps(
@@ -39,23 +42,30 @@ async def first_tokens_s(target: Target, streams: int) -> list[float]:
             "stream": True,
         }
     ).encode()
-    jobs = [
-        Job(
-            index=index,
-            path="/v1/chat/completions",
-            body=body,
-            phase=Phase.MEASURED,
-            prompt_id="p",
-            scheduled_monotonic_ns=time.monotonic_ns(),
-        )
-        for index in range(streams)
-    ]
-    records = await asyncio.gather(*(client.stream(job, timeout_s=_TIMEOUT_S) for job in jobs))
+
+    async def one_slot() -> list[float]:
+        found = []
+        for index in range(1 if burst else _ROUNDS):
+            if not burst:
+                await asyncio.sleep(random.random() * _TOKENS * _INTERVAL_S)
+            job = Job(
+                index=index,
+                path="/v1/chat/completions",
+                body=body,
+                phase=Phase.MEASURED,
+                prompt_id="p",
+                scheduled_monotonic_ns=time.monotonic_ns(),
+            )
+            record = await client.stream(job, timeout_s=_TIMEOUT_S)
+            found.append((record.chunks[0].at_monotonic_ns - record.sent_monotonic_ns) / 1e9)
+        return found
+
+    slots = await asyncio.gather(*(one_slot() for _ in range(streams)))
     client.close()
-    return [(record.chunks[0].at_monotonic_ns - record.sent_monotonic_ns) / 1e9 for record in records]
+    return [first for slot in slots for first in slot]
 
 
-async def measure(streams: int, repeats: int, folder: Path) -> dict[str, list[float]]:
+async def measure(streams: int, repeats: int, burst: bool, folder: Path) -> dict[str, list[float]]:
     medians: dict[str, list[float]] = {"direct": [], "gateway": []}
     async with (
         fake_engine(folder, slots=streams, token_interval_s=_INTERVAL_S) as engine,
@@ -66,7 +76,7 @@ async def measure(streams: int, repeats: int, folder: Path) -> dict[str, list[fl
         for repeat in range(repeats + 1):
             ways = [("direct", direct), ("gateway", through)]
             for name, target in ways if repeat % 2 else reversed(ways):
-                median = statistics.median(await first_tokens_s(target, streams))
+                median = statistics.median(await first_tokens_s(target, streams, burst=burst))
                 if repeat:  # the first pair warms both
                     medians[name].append(median)
     return medians
@@ -76,17 +86,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--burst", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        medians = asyncio.run(measure(arguments.streams, arguments.repeats, Path(folder)))
+        medians = asyncio.run(measure(arguments.streams, arguments.repeats, arguments.burst, Path(folder)))
     added = [through - direct for direct, through in zip(medians["direct"], medians["gateway"], strict=True)]
     for name, values in (*medians.items(), ("added", added)):
         low, mid, high = min(values), statistics.median(values), max(values)
         print(f"{name:8} first token, median of {arguments.streams} streams: {mid * 1e3:.2f} ms "
               f"({low * 1e3:.2f}-{high * 1e3:.2f} over {len(values)} repeats)")  # fmt: skip
-    record = {"machine": describe_machine(), "streams": arguments.streams, "medians_s": medians, "added_s": added}
-    _RESULT.parent.mkdir(exist_ok=True)
-    _RESULT.write_text(json.dumps(record, indent=1) + "\n")
+    record = {
+        "machine": describe_machine(),
+        "streams": arguments.streams,
+        "burst": arguments.burst,
+        "medians_s": medians,
+        "added_s": added,
+    }
+    _RESULTS.mkdir(exist_ok=True)
+    name = "gateway_overhead_burst.json" if arguments.burst else "gateway_overhead.json"
+    (_RESULTS / name).write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from llamarack.engine.adaptor import Endpoint
 from llamarack.gateway.admission import Admission
 from llamarack.gateway.metrics import Metrics
 from llamarack.gateway.server import GatewayServer
-from llamarack.gateway.upstream import EnginePool
 from llamarack.supervise.state import State
 from llamarack.supervise.table import ModelRow, ReplicaRow, Table, to_json
 from tests.fake_adaptor import FAKE_ENGINE, flags
@@ -169,8 +168,7 @@ async def gateway_in_process(replicas: Sequence[ReplicaRow], **settings: Any) ->
     admission = Admission(max_queue_requests=chosen.max_queue_requests, max_queue_s=chosen.max_queue_s)
     models = tuple(_models(replicas, Defaults(max_tokens=None), None))
     admission.apply(Table(version=1, draining=False, models=models, replicas=tuple(replicas)))
-    pool = EnginePool()
-    protocol = GatewayServer(chosen, admission, pool, Metrics(), None).protocol_factory()
+    protocol = GatewayServer(chosen, admission, Metrics(), None).protocol_factory()
     server = await asyncio.get_running_loop().create_server(protocol, chosen.host, 0)
     try:
         host, port = server.sockets[0].getsockname()[:2]
@@ -178,7 +176,6 @@ async def gateway_in_process(replicas: Sequence[ReplicaRow], **settings: Any) ->
     finally:
         server.close()
         await protocol.shutdown(DEADLINE_S)
-        await pool.close()
 
 
 def _models(replicas: Sequence[ReplicaRow], defaults: Defaults, cap: int | None) -> list[ModelRow]:

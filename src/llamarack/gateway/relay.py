@@ -11,18 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
 import orjson
 from aiohttp import web
 
 from llamarack.config import Gateway
 from llamarack.engine import ADAPTORS
 from llamarack.errors import DeadlineExceeded, LlamarackError, Overloaded, RequestError, UpstreamFailed
-from llamarack.gateway import wire
+from llamarack.gateway import upstream, wire
 from llamarack.gateway.admission import Admission
 from llamarack.gateway.metrics import Metrics
 from llamarack.gateway.stream import EventTooLong, StreamFilter
-from llamarack.gateway.upstream import EngineBroke, EnginePool
+from llamarack.gateway.upstream import EngineBroke, EngineReply
 from llamarack.supervise.table import ReplicaRow
 
 # Time for the engine to refuse a bad request with its own status before the 200 of a stream is committed.
@@ -65,10 +64,9 @@ class Call:
 
 
 class Relay:
-    def __init__(self, settings: Gateway, admission: Admission, pool: EnginePool, metrics: Metrics) -> None:
+    def __init__(self, settings: Gateway, admission: Admission, metrics: Metrics) -> None:
         self._settings = settings
         self._admission = admission
-        self._pool = pool
         self._metrics = metrics
 
     async def serve(self, call: Call) -> web.StreamResponse:
@@ -135,8 +133,6 @@ class Relay:
         response = await self._send(call, replica)
         try:
             body = await response.read()
-        except (aiohttp.ClientError, OSError) as error:
-            raise EngineBroke(str(error)) from error
         finally:
             response.close()
         if response.status != 200:
@@ -153,7 +149,7 @@ class Relay:
                 return await self._stream_refused(call, client, response)
             await client.commit()
             events = StreamFilter(ADAPTORS[replica.engine].deviations, hide_usage=call.hide_usage)
-            async for chunk in response.content.iter_any():
+            async for chunk in response.chunks():
                 data = events.feed(chunk)
                 client.passed_events = events.state.passed_events
                 if data:
@@ -170,26 +166,24 @@ class Relay:
             else:
                 await client.finish()
             return client.response
-        except (aiohttp.ClientError, EventTooLong) as error:
-            raise EngineBroke(str(error) or type(error).__name__) from error
+        except EventTooLong as error:
+            raise EngineBroke("it sends no event boundary") from error
         finally:
             response.close()  # an engine notices the closed connection and frees the slot
 
-    async def _send(self, call: Call, replica: ReplicaRow) -> aiohttp.ClientResponse:
+    async def _send(self, call: Call, replica: ReplicaRow) -> EngineReply:
         assert replica.endpoint is not None
         headers = {"X-Request-Id": call.request_id}
         for name in ("traceparent", "tracestate"):
             if name in call.request.headers:
                 headers[name] = call.request.headers[name]
-        response = await self._pool.post(replica.endpoint, call.engine_path, call.body, headers)
+        response = await upstream.post(replica.endpoint, call.engine_path, call.body, headers)
         if response.status in _NOT_THIS_ENGINE:
             response.close()
             raise EngineBroke(f"it answers {response.status}")
         return response
 
-    async def _stream_refused(
-        self, call: Call, client: ClientStream, response: aiohttp.ClientResponse
-    ) -> web.StreamResponse:
+    async def _stream_refused(self, call: Call, client: ClientStream, response: EngineReply) -> web.StreamResponse:
         body = await response.read()
         if not client.committed:
             return self._refused(call, response.status, body)

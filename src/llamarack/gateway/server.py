@@ -33,7 +33,7 @@ from llamarack.gateway.protocol import EnvelopeServer, error_response, is_last, 
 from llamarack.gateway.relay import Call, ClientLeft, Relay, json_response
 from llamarack.gateway.routing import ready_replicas
 from llamarack.gateway.tokens import detokenize, tokenize
-from llamarack.gateway.upstream import EnginePool
+from llamarack.gateway.upstream import get_text
 from llamarack.supervise.state import State
 from llamarack.supervise.table import ModelRow, ReplicaRow
 from llamarack.version import __version__
@@ -52,20 +52,17 @@ _GENERATING = {
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("llamarack.access")
 Handler = Callable[[web.BaseRequest, str], Awaitable[web.StreamResponse]]
-SmallRequest = Callable[[EnginePool, ReplicaRow, dict[str, Any]], Awaitable[dict[str, Any]]]
+SmallRequest = Callable[[ReplicaRow, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class GatewayServer:
     """Built once per worker; `handle` is what aiohttp calls for every request."""
 
-    def __init__(
-        self, settings: Gateway, admission: Admission, pool: EnginePool, metrics: Metrics, keys: Keys | None
-    ) -> None:
+    def __init__(self, settings: Gateway, admission: Admission, metrics: Metrics, keys: Keys | None) -> None:
         self._admission = admission
-        self._pool = pool
         self._metrics = metrics
         self._keys = keys
-        self._relay = Relay(settings, admission, pool, metrics)
+        self._relay = Relay(settings, admission, metrics)
         self._keep_alive_s = settings.keep_alive_s
         self._request_timeout_s = settings.request_timeout_s
         self._sending_timeout_s = min(_SENDING_TIMEOUT_S, settings.request_timeout_s)
@@ -204,7 +201,7 @@ class GatewayServer:
             raise NotReady(f"the model `{model}` is not ready yet", retry_after_s=5)
         try:
             async with asyncio.timeout(self._request_timeout_s):
-                return await ask(self._pool, ready[0], value)
+                return await ask(ready[0], value)
         except TimeoutError:
             raise DeadlineExceeded(f"not finished within {self._request_timeout_s:g} s") from None
 
@@ -268,7 +265,7 @@ class GatewayServer:
             self._metrics.queued.labels(model.name).set(self._admission.queued.get(model.name, 0))
         asked = [row for row in table.replicas if row.endpoint is not None and row.state is State.READY]
         texts = await asyncio.gather(
-            *(self._pool.get_text(row.endpoint, "/metrics", _ENGINE_METRICS_TIMEOUT_S) for row in asked if row.endpoint)
+            *(get_text(row.endpoint, "/metrics", _ENGINE_METRICS_TIMEOUT_S) for row in asked if row.endpoint)
         )
         engines = merged(
             with_labels(text, {"model": row.model, "replica": row.id})

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import aiohttp
 import orjson
 
 from llamarack.engine import ADAPTORS
 from llamarack.errors import BadRequest, UpstreamFailed
-from llamarack.gateway.upstream import EngineBroke, EnginePool
+from llamarack.gateway.upstream import EngineBroke, post
 from llamarack.supervise.table import ReplicaRow
 
 
-async def tokenize(pool: EnginePool, replica: ReplicaRow, value: dict[str, Any]) -> dict[str, Any]:
+async def tokenize(replica: ReplicaRow, value: dict[str, Any]) -> dict[str, Any]:
     """`{count, max_model_len, tokens}` for `prompt`, `messages` or `content`. Raises BadRequest, UpstreamFailed."""
     if ADAPTORS[replica.engine].deviations.tokenizes_as_vllm:
-        return await _tokenize_by_vllm(pool, replica, value)
+        return await _tokenize_by_vllm(replica, value)
     if "messages" in value:
-        rendered = await _post(pool, replica, "/apply-template", {"messages": value["messages"]})
+        rendered = await _post(replica, "/apply-template", {"messages": value["messages"]})
         text, add_special = rendered["prompt"], False  # the template has written them
     else:
         text = value.get("prompt", value.get("content"))
@@ -26,21 +25,21 @@ async def tokenize(pool: EnginePool, replica: ReplicaRow, value: dict[str, Any])
     if not isinstance(text, str):
         raise BadRequest("`prompt` must be a string (or give `messages`)", param="prompt")
     body = {"content": text, "add_special": bool(add_special), "parse_special": True}
-    tokens = (await _post(pool, replica, "/tokenize", body))["tokens"]
+    tokens = (await _post(replica, "/tokenize", body))["tokens"]
     return {"count": len(tokens), "max_model_len": replica.context_tokens, "tokens": tokens}
 
 
-async def detokenize(pool: EnginePool, replica: ReplicaRow, value: dict[str, Any]) -> dict[str, Any]:
+async def detokenize(replica: ReplicaRow, value: dict[str, Any]) -> dict[str, Any]:
     """`{prompt, content}` (the same text under both engines' names) for `tokens`."""
     tokens = value.get("tokens")
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
         raise BadRequest("`tokens` must be a list of token ids", param="tokens")
-    answer = await _post(pool, replica, "/detokenize", {"tokens": tokens})
+    answer = await _post(replica, "/detokenize", {"tokens": tokens})
     text = answer["prompt"] if ADAPTORS[replica.engine].deviations.tokenizes_as_vllm else answer["content"]
     return {"prompt": text, "content": text}
 
 
-async def _tokenize_by_vllm(pool: EnginePool, replica: ReplicaRow, value: dict[str, Any]) -> dict[str, Any]:
+async def _tokenize_by_vllm(replica: ReplicaRow, value: dict[str, Any]) -> dict[str, Any]:
     if "messages" in value:
         body = {"messages": value["messages"], "add_special_tokens": False}
     else:
@@ -49,19 +48,19 @@ async def _tokenize_by_vllm(pool: EnginePool, replica: ReplicaRow, value: dict[s
             raise BadRequest("`prompt` must be a string (or give `messages`)", param="prompt")
         add_special = value.get("add_special_tokens", value.get("add_special", True))
         body = {"prompt": text, "add_special_tokens": bool(add_special)}
-    answer = await _post(pool, replica, "/tokenize", body)
+    answer = await _post(replica, "/tokenize", body)
     return {"count": len(answer["tokens"]), "max_model_len": replica.context_tokens, "tokens": answer["tokens"]}
 
 
-async def _post(pool: EnginePool, replica: ReplicaRow, path: str, body: dict[str, Any]) -> dict[str, Any]:
+async def _post(replica: ReplicaRow, path: str, body: dict[str, Any]) -> dict[str, Any]:
     assert replica.endpoint is not None
     try:
-        response = await pool.post(replica.endpoint, path, orjson.dumps(body), {})
+        response = await post(replica.endpoint, path, orjson.dumps(body), {})
         try:
             raw = await response.read()
         finally:
             response.close()
-    except (EngineBroke, aiohttp.ClientError) as error:
+    except EngineBroke as error:
         raise UpstreamFailed(f"the engine broke off: {error}", retry_after_s=2) from error
     if response.status == 503:
         raise UpstreamFailed("the engine is loading", retry_after_s=2)

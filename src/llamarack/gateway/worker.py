@@ -22,7 +22,6 @@ from llamarack.gateway.admission import Admission
 from llamarack.gateway.keys import Keys
 from llamarack.gateway.metrics import Metrics
 from llamarack.gateway.server import GatewayServer
-from llamarack.gateway.upstream import EnginePool
 from llamarack.supervise.table import from_json
 
 _RECONNECT_S = 0.2
@@ -37,7 +36,6 @@ class Worker:
         self._listener = listener
         self._admin_socket = admin_socket
         self._number = number
-        self._pool = EnginePool()
         self._metrics = Metrics()
         self._admission: Admission | None = None
         self._server: asyncio.Server | None = None
@@ -55,7 +53,6 @@ class Worker:
         link.cancel()
         if self._server is not None:
             self._server.close()
-        await self._pool.close()
 
     async def _stay_linked(self) -> None:
         while True:
@@ -84,7 +81,6 @@ class Worker:
                     table = from_json(message["table"])
                     self._admission.apply(table)
                     self._send_counts(writer)
-                    await self._pool.keep_only(table)
         finally:
             reporting.cancel()
 
@@ -92,7 +88,7 @@ class Worker:
         """Begins to accept; once in a worker's life."""
         self._admission = Admission(max_queue_requests=settings.max_queue_requests, max_queue_s=settings.max_queue_s)
         keys = Keys(settings.api_keys_file) if settings.api_keys_file else None
-        server = GatewayServer(settings, self._admission, self._pool, self._metrics, keys)
+        server = GatewayServer(settings, self._admission, self._metrics, keys)
         context = None
         if settings.tls_cert is not None and settings.tls_key is not None:
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
