@@ -12,6 +12,7 @@ import pytest
 
 from llamarack.engine.adaptor import LaunchContext
 from llamarack.errors import NeverReady
+from llamarack.gateway.upstream import get_text
 from llamarack.supervise.engine_client import EngineClient, EngineRefused
 from llamarack.supervise.warmup import warm_up
 from tests.fake_adaptor import FAKE_ENGINE, FakeEngine, fake_spec, flags
@@ -90,9 +91,11 @@ async def test_leak_grows_the_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("lie", "generated", "running"), [("", 5, 0), ("frozen", 0, 0), ("busy", 5, 1)])
 async def test_metrics_say_what_they_are_told_to(tmp_path: Path, lie: str, generated: int, running: int) -> None:
-    async with fake_engine(tmp_path, metrics_lie=lie) as engine, EngineClient(engine.endpoint) as client:
+    async with fake_engine(tmp_path, metrics_lie=lie) as engine:
         await complete(engine)
-        counters = FakeEngine().counters(await client.metrics_text())
+        text = await get_text(engine.endpoint, "/metrics", 10)
+        assert text is not None
+        counters = FakeEngine().counters(text)
         assert (counters.generated_tokens, counters.running) == (generated, running)
 
 

@@ -55,48 +55,47 @@ class EngineClient:
         except (aiohttp.ClientError, OSError, TimeoutError):
             return False
 
-    async def metrics_text(self, timeout_s: float = 3.0) -> str:
-        async with self._session.get(f"{self._endpoint.base_url}/metrics", timeout=_limit(timeout_s)) as response:
-            text = await response.text()
-            if response.status != 200:
-                raise EngineRefused(response.status, text)
-            return text
-
     async def chat(
         self, messages: list[dict[str, str]], *, max_tokens: int, timeout_s: float, **options: Any
     ) -> Answer:
-        body = {"messages": messages, **options}
-        value = await self._post("/v1/chat/completions", body, max_tokens, timeout_s)
-        return _answer(value, value["choices"][0]["message"].get("content") or "")
+        return await self._post("/v1/chat/completions", {"messages": messages, **options}, max_tokens, timeout_s)
 
     async def complete(self, prompt: str, *, max_tokens: int, timeout_s: float, **options: Any) -> Answer:
-        value = await self._post("/v1/completions", {"prompt": prompt, **options}, max_tokens, timeout_s)
-        return _answer(value, value["choices"][0].get("text") or "")
+        return await self._post("/v1/completions", {"prompt": prompt, **options}, max_tokens, timeout_s)
 
-    async def _post(self, path: str, body: dict[str, Any], max_tokens: int, timeout_s: float) -> dict[str, Any]:
+    async def _post(self, path: str, body: dict[str, Any], max_tokens: int, timeout_s: float) -> Answer:
         data = orjson.dumps({"model": self._endpoint.served_name, "max_tokens": max_tokens, **body})
-        async with self._session.post(
-            f"{self._endpoint.base_url}{path}",
-            data=data,
-            headers={"Content-Type": "application/json"},
-            timeout=_limit(timeout_s),
-        ) as response:
-            raw = await response.read()
-            if response.status != 200:
-                raise EngineRefused(response.status, raw.decode(errors="replace"))
-            value: dict[str, Any] = orjson.loads(raw)
-            return value
+        try:
+            async with self._session.post(
+                f"{self._endpoint.base_url}{path}",
+                data=data,
+                headers={"Content-Type": "application/json"},
+                timeout=_limit(timeout_s),
+            ) as response:
+                status, raw = response.status, await response.read()
+        except aiohttp.ClientError as error:  # not an OSError by class: the engine may just have been killed
+            raise ConnectionError(str(error)) from error
+        if status != 200:
+            raise EngineRefused(status, raw.decode(errors="replace"))
+        return _answer(raw)
 
 
 def _limit(seconds: float) -> aiohttp.ClientTimeout:
     return aiohttp.ClientTimeout(total=seconds)
 
 
-def _answer(value: dict[str, Any], text: str) -> Answer:
-    usage = value.get("usage") or {}
-    return Answer(
-        text=text,
-        finish_reason=value["choices"][0].get("finish_reason"),
-        completion_tokens=usage.get("completion_tokens"),
-        prompt_tokens=usage.get("prompt_tokens"),
-    )
+def _answer(raw: bytes) -> Answer:
+    """Raises EngineRefused for a 200 that holds no completion."""
+    try:
+        value = orjson.loads(raw)
+        choice = value["choices"][0]
+        text = choice["text"] if "text" in choice else choice["message"].get("content")
+        usage = value.get("usage") or {}
+        return Answer(
+            text=text or "",
+            finish_reason=choice.get("finish_reason"),
+            completion_tokens=usage.get("completion_tokens"),
+            prompt_tokens=usage.get("prompt_tokens"),
+        )
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        raise EngineRefused(200, f"no completion: {raw.decode(errors='replace')}") from None
