@@ -20,7 +20,7 @@ def test_machine_from_a_record_has_cards_and_versions(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     path.write_text(json.dumps(nvml_record()))
     machine = detect.machine_of(detect.read_nvml(["cat", str(path)]))
-    assert (len(machine.cards), machine.driver_version, machine.cuda_version) == (2, "580.159", "13.0")
+    assert (len(machine.cards), machine.driver_version, machine.cuda_version) == (2, "580.159.04", "13.0")
 
 
 @pytest.mark.process

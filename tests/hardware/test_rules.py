@@ -109,7 +109,7 @@ CHANGES: dict[str, list[Evidence]] = {
     "memory_remap_pending": [made.with_device(remapped_rows=[0, 1, 1, 0])],
     "memory_errors": [made.with_device(ecc_uncorrected_volatile=2)],
     "throttled": [made.with_device(throttle_mask=bit) for bit in (0x8, 0x20, 0x40, 0x80)],
-    "hot": [made.with_device(temperature_c=85)],
+    "hot": [made.with_device(temperature_c=87)],
     "power_limited": [made.with_device(power_limit_mw=400_000)],
     "persistence_off": [made.with_device(persistence_enabled=False)],
     "pcie_narrow": [made.with_device(pcie_width=8)],
@@ -147,7 +147,12 @@ CHANGES: dict[str, list[Evidence]] = {
     ],
     "memlock": [dataclasses.replace(sound(), wanted=Wanted(locks_memory=True))],
     "few_cores": [made.with_host(cores_usable=7)],
-    "numa_far": [made.with_environment(numa_nodes_usable=(1,))],
+    "numa_far": [
+        dataclasses.replace(
+            made.with_device(numa_node=0),
+            environment=made.with_environment(numa_nodes_usable=(1,)).environment,
+        )
+    ],
     "p2p_variable_on": [made.with_variables(GGML_CUDA_P2P="0")],
     "engine_running": [made.with_environment(engines=(RunningEngine(pid=7, engine="ollama", user="bob"),))],
     "disk_slow": [
