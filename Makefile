@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-dev
 
-.PHONY: demo test check test-java test-gpu proof-kills install install-dev clean
+.PHONY: demo test check test-java test-vllm test-gpu proof-kills proof-fuzz proof-model-fuzz proof-embed-cycles install install-dev clean
 
 demo: $(INSTALLED)
 	@$(BIN)/llamarack demo
@@ -19,12 +19,27 @@ test: check
 test-java: $(DEVELOPMENT)
 	$(BIN)/python -m pytest -m java
 
+# The real vLLM on the processor, in an environment of its own: several minutes to install, some twenty to run.
+test-vllm: $(DEVELOPMENT)
+	python=$$(LLAMARACK_STATE_DIR=$(CURDIR)/build/vllm $(BIN)/llamarack engine install vllm --cpu) && \
+	  $$python -m pip install --quiet --disable-pip-version-check accelerate gguf && \
+	  LLAMARACK_REQUIRE_TIERS=vllm LLAMARACK_VLLM_PYTHON=$$python $(BIN)/python -m pytest -m vllm
+
 test-gpu: $(DEVELOPMENT)
 	$(BIN)/python -m pytest -m gpu
 
 # Long forms of what `make test` does shortly.
 proof-kills: $(DEVELOPMENT)
 	LLAMARACK_KILLS=200 $(BIN)/python -m pytest tests/supervise/test_kills.py
+
+proof-fuzz: $(DEVELOPMENT)
+	$(BIN)/python -m benchmarks.fuzz_api
+
+proof-model-fuzz: $(DEVELOPMENT)
+	$(BIN)/python -m tests.model.fuzz -o benchmarks/results/model-fuzz.json
+
+proof-embed-cycles: $(DEVELOPMENT)
+	$(BIN)/python -m benchmarks.embed_cycles -o benchmarks/results/embed-cycles.json
 
 check: $(DEVELOPMENT)
 	$(BIN)/ruff check .

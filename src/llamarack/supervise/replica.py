@@ -33,9 +33,10 @@ T = TypeVar("T")
 _LOAD_LOCK_POLL_S = 0.1
 _ANSWER_POLL_S = 0.05
 _LOG_TAIL_BYTES = 262_144  # every rank of a vLLM prints some 10 KB of traceback after the line that tells the cause
-# A whole micro-batch on cards, where kernels are chosen by shape; on the CPU nothing is compiled.
+# A whole micro-batch on cards, where kernels are chosen by shape; on the CPU nothing is compiled, and a long prompt
+# would only make every start a second longer.
 _LONG_PROMPT_TOKENS = 512
-_LONG_PROMPT_CPU_TOKENS = 128
+_LONG_PROMPT_CPU_TOKENS = 36
 # Causes that the same start meets again; the rest may pass.
 _HOPELESS = frozenset(
     {
