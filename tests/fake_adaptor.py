@@ -23,7 +23,7 @@ from llamarack.engine.adaptor import (
 from llamarack.engine.device_memory import DeviceTerms
 from llamarack.engine.llamacpp import KEY_VARIABLE, LlamaCpp
 from llamarack.plan.record import Candidate, CardPlan, Predicted, Terms
-from llamarack.supervise.replica import ReplicaSpec
+from llamarack.supervise.replica_record import ReplicaSpec
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 _MIB = 1024**2

@@ -139,3 +139,15 @@ def test_bare_command_prints_its_help(tmp_path: Path) -> None:
     done = _run(tmp_path)
     assert "serve" in done.stdout + done.stderr
     assert "error" not in done.stderr
+
+
+def test_detached_rack_whose_start_fails_is_exit_5_with_the_cause_and_never_ready(tmp_path: Path) -> None:
+    from tests.tiny_model import write_tiny_llama
+
+    write_tiny_llama(tmp_path / "x.gguf")
+    limits = "limits: {context_tokens: 256, sequences: 1}"
+    text = f"models: [{{name: a, path: x.gguf, {limits}, engine_args: {{n_foo: 1}}}}]\ngateway: {{port: 0}}"
+    done = _run(tmp_path, "serve", str(_file(tmp_path, text)), "--detach")
+    assert done.returncode == 5
+    assert "engine_args.n_foo is no option of this llama.cpp" in done.stderr
+    assert "ready  http" not in done.stderr

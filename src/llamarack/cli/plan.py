@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 import orjson
 import typer
-from rich.console import Console
 
 from llamarack import config
+from llamarack.cli.console import data
 from llamarack.cli.plan_text import print_budget, print_plan
 from llamarack.config import Deployment, Limits, Model
 from llamarack.errors import UsageError
@@ -175,9 +175,8 @@ def _finish(
     if json:
         typer.echo(orjson.dumps(record(plans), option=orjson.OPT_INDENT_2))
     else:
-        console = Console(highlight=False)
         for one in plans:
-            print_plan(console, one, explain=explain, specs=specs)
+            print_plan(data, one, explain=explain, specs=specs)
     for one in plans:
         if one.best is None:
             raise does_not_fit(one)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from llamarack.cli.console import data
 from llamarack.model.spec import ModelSpec
 from llamarack.plan.explain import explanation
 from llamarack.plan.record import CPU_INDEX, Candidate, CardPlan, Plan
@@ -96,4 +97,4 @@ def print_budget(rows: Sequence[Row], sequences: int) -> None:
         rest = row.total_bytes - row.terms.weights_bytes - row.terms.kv_bytes
         sizes = (row.terms.weights_bytes, row.terms.kv_bytes, rest, row.total_bytes, row.total_high_bytes)
         table.add_row(row.model, row.precision, row.engine, row.quantization, *map(format_bytes, sizes), *row.verdicts)
-    Console(highlight=False).print(table)
+    data.print(table)

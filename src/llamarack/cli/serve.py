@@ -128,7 +128,10 @@ def print_invitation(supervisor: Supervisor, *, command: str | None = None) -> N
 
 
 def _detach(paths: RackPaths) -> None:
-    """Runs the same command in a session of its own; returns when every replica is ready."""
+    """Runs the same command in a session of its own; returns when every replica is ready or failed.
+
+    Raises EngineError with the output when the rack ends instead.
+    """
     if is_running(paths):
         raise UsageError(f"rack `{paths.name}` is already running", hint=f"llamarack stop --rack {paths.name}")
     make_private(paths.folder)
@@ -149,9 +152,14 @@ def _detach(paths: RackPaths) -> None:
         if record is None:
             continue
         replicas = [replica for model in record["models"] for replica in model["replicas"]]
-        if all(replica["state"] in {"ready", "failed"} for replica in replicas):
+        ready = sum(replica["state"] == "ready" for replica in replicas)
+        # With none ready the rack ends by itself and tells why.
+        if ready and all(replica["state"] in {"ready", "failed"} for replica in replicas):
             gateway = record["gateway"]
-            people.print(f"ready  http://{gateway['host']}:{gateway['port']}/v1   rack [bold]{escape(paths.name)}[/]")
+            url = f"{'https' if gateway['tls'] else 'http'}://{gateway['host']}:{gateway['port']}/v1"
+            people.print(f"ready  {url}   rack [bold]{escape(paths.name)}[/]")
+            if ready < len(replicas):
+                people.print(f"[yellow]{len(replicas) - ready} of {len(replicas)} replicas failed[/]; llamarack status")
             people.print(f"[dim]llamarack stop --rack {paths.name} ends it; its output is in {log}[/]")
             return
     text = log.read_text(errors="replace").strip()

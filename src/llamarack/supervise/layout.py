@@ -18,7 +18,7 @@ from llamarack.plan.devices import claim
 from llamarack.plan.planner import plan_group
 from llamarack.plan.record import Candidate
 from llamarack.plan.vllm_shard import illegal_cut
-from llamarack.supervise.replica import ReplicaSpec
+from llamarack.supervise.replica_record import ReplicaSpec
 from llamarack.units import GIB, format_bytes
 
 _DEADLINE_BASE_S = 300.0

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from llamarack.supervise.journal import Journal
-from llamarack.supervise.replica import Death, Remembered
+from llamarack.supervise.replica_record import Death, Remembered
 from llamarack.supervise.state import State
 from llamarack.supervise.table import endpoint_from_json, endpoint_to_json
 

@@ -11,21 +11,20 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Coroutine, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from llamarack.config import Group, Model
-from llamarack.engine.adaptor import Adaptor, Diagnosis, Endpoint, LaunchContext
+from llamarack.engine.adaptor import Diagnosis, Endpoint, LaunchContext
 from llamarack.engine.device_memory import TermCheck, term_checks
 from llamarack.errors import LlamarackError, NeverReady
 from llamarack.hardware.loadlock import LoadLock
 from llamarack.paths import RackPaths, make_private
-from llamarack.plan.record import Candidate
 from llamarack.supervise.card_share import held_bytes, require_shares
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.keeping import GRACE_S, ChildExit, ChildSpec, KeptChild, start_child
+from llamarack.supervise.replica_record import Death, Remembered, ReplicaSpec
 from llamarack.supervise.state import Event, RestartPolicy, State, next_state
 from llamarack.units import format_duration
 
@@ -45,45 +44,6 @@ _HOPELESS = frozenset(
         *("unsupported_kv_dtype", "driver_too_old"),
     }
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaSpec:
-    """What a replica is; `fingerprint` changes when a running engine no longer is what the file asks for."""
-
-    id: str
-    model: Model
-    group: Group
-    path: Path
-    candidate: Candidate
-    card_uuids: Sequence[str]
-    adaptor: Adaptor
-    has_template: bool
-    start_deadline_s: float
-    fingerprint: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
-    """Why a replica went down; the newest is shown by `status`."""
-
-    at_unix_s: float
-    while_state: State
-    cause: str
-    message: str
-    hint: str | None
-    log_tail: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remembered:
-    """What survives the supervisor: enough to take the engine back."""
-
-    endpoint: Endpoint
-    control_socket: Path
-    was_ready: bool
-    restarts: int = 0
-    last_death: Death | None = None
 
 
 class World(Protocol):

@@ -21,7 +21,8 @@ from llamarack.supervise import memory_file
 from llamarack.supervise.gateways import GatewayPool
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.keeping import KeptChild, attach_child
-from llamarack.supervise.replica import Remembered, Replica, ReplicaSpec
+from llamarack.supervise.replica import Replica
+from llamarack.supervise.replica_record import Remembered, ReplicaSpec
 from llamarack.supervise.state import RestartPolicy, State
 from llamarack.supervise.table import ModelRow, ReplicaRow, Table
 
