@@ -16,6 +16,7 @@ from llamarack.engine.adaptor import (
     Deviations,
     Diagnosis,
     Endpoint,
+    KvUse,
     Launch,
     LaunchContext,
     engine_environment,
@@ -60,6 +61,9 @@ class FakeEngine:
 
     def counters(self, metrics_text: str) -> Counters:
         return LlamaCpp().counters(metrics_text)
+
+    def kv_use(self, metrics_text: str) -> KvUse | None:
+        return None
 
     def device_terms(self, log_lines: Sequence[str]) -> Sequence[DeviceTerms]:
         return ()

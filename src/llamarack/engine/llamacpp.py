@@ -20,6 +20,7 @@ from llamarack.engine.adaptor import (
     Diagnosis,
     Endpoint,
     FatalLine,
+    KvUse,
     Launch,
     LaunchContext,
     MetricNames,
@@ -144,6 +145,9 @@ class LlamaCpp:
 
     def load_fraction(self, log_tail: Sequence[str]) -> float | None:
         return None  # the library reports progress as dots without a total
+
+    def kv_use(self, metrics_text: str) -> KvUse | None:
+        return None  # the table tells the size of a unified cache; each slot has its own otherwise
 
     def device_terms(self, log_lines: Sequence[str]) -> Sequence[DeviceTerms]:
         return buffers(log_lines)

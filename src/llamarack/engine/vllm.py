@@ -16,6 +16,7 @@ from llamarack.engine.adaptor import (
     Deviations,
     Diagnosis,
     Endpoint,
+    KvUse,
     Launch,
     LaunchContext,
     MetricNames,
@@ -28,6 +29,7 @@ from llamarack.engine.installed import Installed, engine_for
 from llamarack.engine.llamacpp import diagnose_by_lines
 from llamarack.engine.vllm_faults import FATAL
 from llamarack.engine.vllm_help import API_SERVER, help_text
+from llamarack.engine.vllm_kv import kv_use
 from llamarack.engine.vllm_memory import device_terms
 from llamarack.engine.vllm_options import flags_of, options_of, pass_through, render, thread_environment
 from llamarack.plan.nodes import node_of
@@ -80,6 +82,9 @@ class Vllm:
 
     def counters(self, metrics_text: str) -> Counters:
         return read_counters(metrics_text, METRICS)
+
+    def kv_use(self, metrics_text: str) -> KvUse | None:
+        return kv_use(metrics_text)
 
     def device_terms(self, log_lines: Sequence[str]) -> Sequence[DeviceTerms]:
         return device_terms(log_lines)

@@ -216,6 +216,7 @@ class Supervisor:
                     endpoint=replica.endpoint,
                     slots=replica.spec.candidate.sequences,
                     context_tokens=replica.spec.candidate.context_tokens,
+                    kv_tokens=replica.spec.candidate.context_tokens if replica.spec.candidate.kv_unified else None,
                 )
                 for replica in self.replicas
             ),
