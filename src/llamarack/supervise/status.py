@@ -101,8 +101,24 @@ def _replica(supervisor: Supervisor, replica: Replica) -> dict[str, Any]:
             "card_held_bytes": replica.card_held_bytes,
             "terms": [asdict(check) for check in replica.memory_checks],
         },
-        "degraded_from": None,
+        "degraded_from": _degraded_from(replica),
         "log": str(replica.log_path),
+    }
+
+
+def _degraded_from(replica: Replica) -> dict[str, Any] | None:
+    """The plan that the file asks for, where a smaller one runs after out of memory."""
+    if not replica.rungs:
+        return None
+    asked = replica.asked_spec
+    return {
+        "path": str(asked.path),
+        "context_tokens": asked.candidate.context_tokens,
+        "sequences": asked.candidate.sequences,
+        "batch_tokens": asked.candidate.batch_tokens,
+        "gpu_memory_fraction": asked.candidate.gpu_memory_fraction,
+        "total_bytes": sum(card.total_bytes for card in asked.candidate.cards),
+        "steps": [asdict(rung) for rung in replica.rungs],
     }
 
 
