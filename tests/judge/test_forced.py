@@ -60,15 +60,17 @@ def test_margin_of_an_untold_token_is_only_a_bound() -> None:
 
 def test_flips_are_ties_within_the_noise_and_real_beyond() -> None:
     reference = observed([sure(1, second=2, margin=0.01), sure(3, second=4, margin=1.5), sure(5)])
-    candidate = observed([sure(2, second=1, margin=0.01), sure(4, second=3), sure(5)], text=None)
     candidate = observed(
-        [position(a.token_id, {r.token_id: math.exp(r.logprob) for r in b.top})
-         for a, b in zip(reference.positions, candidate.positions, strict=True)]
-    )  # fmt: skip
+        [
+            position(1, {2: 0.51, 1: 0.49}),  # prefers the other one of two that the reference likes alike
+            position(3, {4: 0.8, 3: 0.2}),
+            sure(5),
+        ]
+    )
     stats = forced_stats([forced_errors(reference, candidate)], tie_nats=0.02, seed=0)
     assert (stats.positions, stats.ties, stats.real, stats.untold) == (3, 1, 1, 0)
     assert stats.agreement == pytest.approx(1 / 3)
-    assert stats.logprob_error_max == pytest.approx(reference.positions[1].top[0].logprob - math.log(1 - 1 / (1 + math.exp(-2))))  # fmt: skip
+    assert stats.logprob_error_max == pytest.approx(math.log(1 / (1 + math.exp(-1.5)) / 0.2))
 
 
 def test_token_that_the_candidate_does_not_tell_is_counted_not_guessed() -> None:

@@ -1,8 +1,12 @@
 """Log-probabilities by token id from an OpenAI-compatible endpoint, whichever engine is behind it.
 
-Asked one token ahead of what is known, never for a whole prompt at once unless `score` is called: prompt
-log-probabilities make logits of tokens x vocabulary, which no engine's memory plan holds (vLLM issues 5907, 5550,
-52054: 7.5 GiB at 8192 x 152k, and the engine dies). The limits here are checked before anything is sent.
+Asked along the answer, never for a whole prompt at once unless `score` is called: prompt log-probabilities make logits
+of tokens x vocabulary, which no engine's memory plan holds (vLLM issues 5907, 5550, 52054: 7.5 GiB at 8192 x 152k, and
+the engine dies). The limits here are checked before anything is sent.
+
+llama.cpp (b11549) leaves out of its list every token that ends inside a character, as most Chinese ones of a byte-level
+vocabulary do; what it lists next then reads as more than its own piece. `step` gets at those: the logits told are the
+raw ones, so a bias can make it sample a token of whole characters without changing them.
 """
 
 from __future__ import annotations
@@ -24,11 +28,14 @@ _TOKEN_ID = "token_id:"  # how vLLM spells a token with return_tokens_as_token_i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """`positions` may lack the end token: llama.cpp and the transformers worker do not list it, vLLM does."""
+    """`positions`: the answer's first tokens, without a gap; fewer than it has where some were not listed, and the end
+    token may be missing. `is_whole`: nothing was left out before the end.
+    """
 
     positions: tuple[Position, ...]
     text: str
     finish_reason: str | None
+    is_whole: bool
 
 
 class Asker:
@@ -41,6 +48,7 @@ class Asker:
         self.model = model
         self.top = top
         self.timeout_s = timeout_s
+        self._whole_token: int | None = None
 
     async def tokens_of(self, text: str, *, add_special: bool) -> tuple[int, ...] | None:
         """None where the endpoint does not tokenize."""
@@ -75,12 +83,40 @@ class Asker:
             )
         body: dict[str, Any] = {"prompt": list(ids), "max_tokens": max_tokens, "temperature": 0, "logprobs": self.top}
         body |= {"return_tokens_as_token_ids": True, "cache_prompt": True, "ignore_eos": ignore_end}
-        choice = await self._complete(body)
+        choice, told = await self._complete(body)
+        positions, has_gap = read_positions(choice.get("logprobs"))
+        stopped = choice.get("finish_reason") == "stop"
         return Generated(
-            positions=read_positions(choice.get("logprobs")),
+            positions=positions,
             text=str(choice.get("text") or ""),
             finish_reason=choice.get("finish_reason"),
+            is_whole=not has_gap and len(positions) >= (told or max_tokens) - stopped,
         )
+
+    async def step(self, ids: Sequence[int]) -> Position:
+        """The next token, whatever its bytes. Raises EngineError, UsageError."""
+        told = await self.generate(ids, max_tokens=1, ignore_end=True)
+        if not told.positions:
+            body: dict[str, Any] = {"prompt": list(ids), "max_tokens": 1, "temperature": 0, "logprobs": self.top}
+            body |= {"return_tokens_as_token_ids": True, "cache_prompt": True, "ignore_eos": True}
+            choice, _ = await self._complete(body | {"logit_bias": {str(await self._token_of_whole_characters()): 100}})
+            told = Generated(
+                positions=read_positions(choice.get("logprobs"))[0], text="", finish_reason=None, is_whole=True
+            )
+        if not told.positions:
+            raise EngineError(f"`{self.client.target.url}` gave no token after {len(ids)} tokens")
+        best = told.positions[0]
+        return Position(token_id=best.best_id, top=best.top)
+
+    async def _token_of_whole_characters(self) -> int:
+        if self._whole_token is None:
+            ids = await self.tokens_of("a", add_special=False)
+            if not ids:
+                raise UsageError(
+                    f"`{self.client.target.url}` does not tokenize", hint="--method text compares the answers alone"
+                )
+            self._whole_token = ids[-1]
+        return self._whole_token
 
     async def score(self, ids: Sequence[int]) -> tuple[Position, ...]:
         """All tokens but the first in one request (`prompt_logprobs` of vLLM and the transformers worker).
@@ -93,7 +129,7 @@ class Asker:
                 hint="--method steps asks token by token",
             )
         body = {"prompt": list(ids), "max_tokens": 1, "temperature": 0}
-        choice = await self._complete(body | {"prompt_logprobs": min(self.top, MAX_SCORED_TOP)})
+        choice, _ = await self._complete(body | {"prompt_logprobs": min(self.top, MAX_SCORED_TOP)})
         told = choice.get("prompt_logprobs")
         if not isinstance(told, list) or len(told) != len(ids):
             raise UsageError("this endpoint has no prompt_logprobs", hint="--method steps")
@@ -105,12 +141,12 @@ class Asker:
     async def chat(self, question: str, *, max_tokens: int) -> Mapping[str, Any]:
         """The plain answer of an endpoint that gives nothing else."""
         body = {"messages": [{"role": "user", "content": question}], "max_tokens": max_tokens, "temperature": 0}
-        answer = await self._call("/v1/chat/completions", body)
-        return answer
+        return await self._call("/v1/chat/completions", body)
 
-    async def _complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        choice: dict[str, Any] = (await self._call("/v1/completions", body))["choices"][0]
-        return choice
+    async def _complete(self, body: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
+        """The choice, and how many tokens were made."""
+        answer = await self._call("/v1/completions", body)
+        return answer["choices"][0], (answer.get("usage") or {}).get("completion_tokens")
 
     async def _call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Not tried again: a second request of the kind that ended an engine would end the next one."""
@@ -145,22 +181,15 @@ class Asker:
         return value if isinstance(value, dict) else None
 
 
-def read_positions(logprobs: Any) -> tuple[Position, ...]:
-    """From llama.cpp's form (`content` with ids) or vLLM's (`tokens` as `token_id:N`). Raises UsageError where ids
-    are missing: two tokens may read the same.
+def read_positions(logprobs: Any) -> tuple[tuple[Position, ...], bool]:
+    """From llama.cpp's form (`content` with ids) or vLLM's (`tokens` as `token_id:N`); True: there is a gap behind
+    them. Raises UsageError where ids are missing: two tokens may read the same.
     """
     if not isinstance(logprobs, dict):
-        return ()
+        return (), False
     content = logprobs.get("content")
     if isinstance(content, list) and all(isinstance(entry.get("id"), int) for entry in content):
-        return tuple(
-            _position(
-                entry["id"],
-                {entry["id"]: entry.get("logprob")}
-                | {one["id"]: one.get("logprob") for one in entry.get("top_logprobs") or ()},
-            )
-            for entry in content
-        )
+        return _read_content(content)
     tokens, tops, chosen = (logprobs.get(key) for key in ("tokens", "top_logprobs", "token_logprobs"))
     if not (isinstance(tokens, list) and isinstance(tops, list) and isinstance(chosen, list)) or not all(
         str(token).startswith(_TOKEN_ID) for token in tokens
@@ -169,10 +198,23 @@ def read_positions(logprobs: Any) -> tuple[Position, ...]:
             "this endpoint gives no token ids with its log-probabilities",
             hint="llama.cpp's server and vLLM do; --method text compares the answers alone",
         )
-    return tuple(
+    positions = tuple(
         _position(_id_of(token), {_id_of(token): own} | {_id_of(name): value for name, value in (top or {}).items()})
         for token, own, top in zip(tokens, chosen, tops, strict=True)
     )
+    return positions, False
+
+
+def _read_content(content: Sequence[Mapping[str, Any]]) -> tuple[tuple[Position, ...], bool]:
+    positions = []
+    for entry in content:
+        tops = entry.get("top_logprobs") or ()
+        own = next((one for one in tops if one["id"] == entry["id"]), entry)
+        if own.get("bytes") != entry.get("bytes") and len(entry.get("bytes") or ()) > len(own.get("bytes") or ()):
+            return tuple(positions), True  # it reads as more than its own piece: tokens before it were left out
+        logprobs = {entry["id"]: entry.get("logprob")} | {one["id"]: one.get("logprob") for one in tops}
+        positions.append(_position(entry["id"], logprobs))
+    return tuple(positions), False
 
 
 def _id_of(name: str) -> int:

@@ -13,7 +13,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
-from llamarack.errors import EngineError, UsageError
+from llamarack.errors import UsageError
 from llamarack.judge.asker import Asker
 from llamarack.judge.observation import Observation, Position, Spoken
 from llamarack.measure.prompts import Question
@@ -86,18 +86,33 @@ async def free_run(
 
 
 async def _free_run_one(asker: Asker, question: Question, prompt: tuple[int, ...], output_tokens: int) -> Observation:
-    answer = await asker.generate(prompt, max_tokens=output_tokens)
-    positions = answer.positions
-    if answer.finish_reason == "stop" and len(positions) < output_tokens:
-        end = await _end_position(asker, prompt + tuple(one.token_id for one in positions))
-        positions += (end,) if end is not None else ()
+    positions: list[Position] = []
+    texts: list[str] = []
+    while True:
+        ids = prompt + tuple(one.token_id for one in positions)
+        answer = await asker.generate(ids, max_tokens=output_tokens - len(positions))
+        positions += answer.positions
+        texts.append(answer.text)
+        if answer.is_whole or len(positions) >= output_tokens:
+            break
+        positions.append(await asker.step(prompt + tuple(one.token_id for one in positions)))
+        if len(positions) >= output_tokens:
+            break
+    finish_reason = answer.finish_reason if answer.is_whole else "length"
+    ids = tuple(one.token_id for one in positions)
+    spoken = ids
+    if finish_reason == "stop" and len(positions) < output_tokens:
+        end = await _end_position(asker, prompt + ids)
+        positions += [end] if end is not None else []
+        spoken = ids if end is not None else ids[:-1]
+    text = texts[0] if len(texts) == 1 else await asker.text_of(spoken)
     return Observation(
         question_id=question.id,
         language=question.language,
         prompt_ids=prompt,
-        positions=positions,
-        text=answer.text,
-        finish_reason=answer.finish_reason,
+        positions=tuple(positions),
+        text=text if text is not None else "".join(texts),
+        finish_reason=finish_reason,
     )
 
 
@@ -106,10 +121,7 @@ async def _end_position(asker: Asker, ids: tuple[int, ...]) -> Position | None:
     again = await asker.generate(ids, max_tokens=1)
     if again.finish_reason != "stop":
         return None
-    if again.positions:
-        return again.positions[0]
-    told = (await asker.generate(ids, max_tokens=1, ignore_end=True)).positions
-    return Position(token_id=told[0].best_id, top=told[0].top) if told else None
+    return again.positions[0] if again.positions else await asker.step(ids)
 
 
 async def forced_run(
@@ -146,10 +158,10 @@ async def forced_positions(asker: Asker, prompt: tuple[int, ...], ids: tuple[int
     while len(positions) < len(ids):
         done = len(positions)
         wanted = min(ahead, len(ids) - done)
-        told = (await asker.generate(prompt + ids[:done], max_tokens=wanted, ignore_end=True)).positions
+        told = (await asker.generate(prompt + ids[:done], max_tokens=wanted, ignore_end=True)).positions[:wanted]
         if not told:
-            raise EngineError(f"`{asker.client.target.url}` gave no token after {len(prompt) + done} tokens")
-        for position in told[:wanted]:
+            told = (await asker.step(prompt + ids[:done]),)
+        for position in told:
             token = ids[len(positions)]
             positions.append(Position(token_id=token, top=position.top))
             if position.token_id != token:
@@ -220,9 +232,7 @@ async def probe(asker: Asker, *, prefixes: Sequence[tuple[int, ...]] | None = No
     asked += [("uniform", (ids[-1],) * UNIFORM_TOKENS) for ids in prefixes if len(ids) in (2, 8)]
     told = []
     for kind, ids in asked:
-        positions = (await asker.generate(ids, max_tokens=1, ignore_end=True)).positions
-        if positions:
-            told.append(NextToken(kind=kind, ids=ids, position=positions[0]))
+        told.append(NextToken(kind=kind, ids=ids, position=await asker.step(ids)))
     return Probes(
         texts=tuple(texts),
         template_ids=template,
