@@ -71,8 +71,11 @@ class Asker:
         text = None if answer is None else answer.get("content", answer.get("prompt"))
         return text if isinstance(text, str) else None
 
-    async def generate(self, ids: Sequence[int], *, max_tokens: int, ignore_end: bool = False) -> Generated:
-        """Greedy. With `ignore_end` it runs on; `top` still tells the end token where the model prefers it.
+    async def generate(
+        self, ids: Sequence[int], *, max_tokens: int, ignore_end: bool = False, reuse: bool = True
+    ) -> Generated:
+        """Greedy. With `ignore_end` it runs on; `top` still tells the end token where the model prefers it. `reuse`:
+        of the prompt cache (llama.cpp obeys; vLLM's is set at its start).
 
         Raises EngineError (it refused or broke off), UsageError (over the limits, or no token ids).
         """
@@ -82,7 +85,7 @@ class Asker:
                 hint="--prompts with shorter questions",
             )
         body: dict[str, Any] = {"prompt": list(ids), "max_tokens": max_tokens, "temperature": 0, "logprobs": self.top}
-        body |= {"return_tokens_as_token_ids": True, "cache_prompt": True, "ignore_eos": ignore_end}
+        body |= {"return_tokens_as_token_ids": True, "cache_prompt": reuse, "ignore_eos": ignore_end}
         choice, told = await self._complete(body)
         positions, has_gap = read_positions(choice.get("logprobs"))
         stopped = choice.get("finish_reason") == "stop"

@@ -38,6 +38,7 @@ _PREFIX_TEXTS = 3
 # cannot matter at any length.
 UNIFORM_TOKENS = 16
 _LOAD_TOKENS = 64
+_RECOMPUTED_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +126,17 @@ async def _end_position(asker: Asker, ids: tuple[int, ...]) -> Position | None:
 
 
 async def forced_run(
-    asker: Asker, reference: Sequence[Observation], *, on_question: Progress, in_one_request: bool = False
+    asker: Asker,
+    reference: Sequence[Observation],
+    *,
+    on_question: Progress,
+    in_one_request: bool = False,
+    is_recomputed: bool = False,
 ) -> tuple[Observation, ...]:
-    """The reference's own tokens under this model. `in_one_request`: by prompt log-probabilities."""
+    """The reference's own tokens under this model. `in_one_request`: by prompt log-probabilities. `is_recomputed`:
+    every few tokens the whole prefix is computed anew, in other batches than it was generated in: the same arithmetic
+    in another order, which is what a noise floor is about.
+    """
     seen = []
     for observed in reference:
         on_question(observed.question_id)
@@ -135,7 +144,8 @@ async def forced_run(
             scored = await asker.score(observed.prompt_ids + observed.ids)
             positions = scored[len(observed.prompt_ids) - 1 :]
         else:
-            positions = await forced_positions(asker, observed.prompt_ids, observed.ids)
+            most = _RECOMPUTED_TOKENS if is_recomputed else None
+            positions = await forced_positions(asker, observed.prompt_ids, observed.ids, recompute_after=most)
         seen.append(
             Observation(
                 question_id=observed.question_id,
@@ -149,24 +159,29 @@ async def forced_run(
     return tuple(seen)
 
 
-async def forced_positions(asker: Asker, prompt: tuple[int, ...], ids: tuple[int, ...]) -> tuple[Position, ...]:
+async def forced_positions(
+    asker: Asker, prompt: tuple[int, ...], ids: tuple[int, ...], *, recompute_after: int | None = None
+) -> tuple[Position, ...]:
     """One position per token of `ids`. Runs ahead as far as it may hope for: all of it at first, one token after a
-    difference, then twice as many each time it went well.
+    difference, then twice as many each time it went well; with `recompute_after` never further than that.
     """
     positions: list[Position] = []
-    ahead = len(ids)
+    most = recompute_after or len(ids)
+    ahead = most
     while len(positions) < len(ids):
         done = len(positions)
         wanted = min(ahead, len(ids) - done)
-        told = (await asker.generate(prompt + ids[:done], max_tokens=wanted, ignore_end=True)).positions[:wanted]
+        prefix = prompt + ids[:done]
+        answer = await asker.generate(prefix, max_tokens=wanted, ignore_end=True, reuse=recompute_after is None)
+        told = answer.positions[:wanted]
         if not told:
-            told = (await asker.step(prompt + ids[:done]),)
+            told = (await asker.step(prefix),)
         for position in told:
             token = ids[len(positions)]
             positions.append(Position(token_id=token, top=position.top))
             if position.token_id != token:
                 break
-        ahead = 2 * ahead if len(positions) == done + wanted else 1
+        ahead = min(most, 2 * ahead) if len(positions) == done + wanted else 1
     return tuple(positions)
 
 

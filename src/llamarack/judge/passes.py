@@ -38,7 +38,11 @@ async def collect_reference(asker: Asker, side: Side, passes: Passes, on_step: O
     collection = await _collect(asker, side, passes, on_step)
     if passes.method == "text":
         return collection
-    passed = {"again": await _forced(asker, collection, passes, lambda q: on_step("again", q))}
+    passed = {
+        "again": await forced_run(
+            asker, collection.greedy, on_question=lambda q: on_step("again", q), is_recomputed=True
+        )
+    }
     if passes.load_streams:
         async with background_load(asker, passes.questions, streams=passes.load_streams):
             passed["loaded"] = await _forced(asker, collection, passes, lambda q: on_step("under load", q), steps=True)

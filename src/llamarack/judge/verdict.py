@@ -53,7 +53,7 @@ class Bounds:
     """
 
     tie_nats: float = 0.02
-    rounding_kl: float = 2e-4
+    rounding_kl: float = 1e-3
     rounding_logprob_p99: float = 0.1
     broken_kl: float = 0.5
     broken_agreement: float = 0.6
@@ -168,6 +168,7 @@ def judge(
         loaded = _number_findings(under_load, None, noise, bounds, noise_nats)
         findings += [replace(f, code=f"loaded_{f.code}", message=f"under load: {f.message}") for f in loaded]
     findings += _reading_findings(questions, bounds)
+    findings += [Finding(code=c.code, verdict=Verdict.BROKEN, message=c.message) for c in file_causes]
     if reference.probes is not None and candidate.probes is not None:
         shape = shape_of(reference.probes, candidate.probes)
         read_otherwise = reading_causes(reference.probes, candidate.probes)
@@ -176,8 +177,7 @@ def judge(
         is_off = _worst(findings) is Verdict.BROKEN or (
             _worst(findings) is Verdict.DRIFT and "quantisation" not in factors_of(differing)
         )
-        is_far = (alone.kl_mean or 0.0) > bounds.rounding_kl * 10
-        if is_off and is_far and (cause := weights_cause(shape)) is not None:
+        if is_off and (cause := weights_cause(shape)) is not None:
             causes.append(cause)
     verdict = _worst(findings)
     return VerifyResult(
