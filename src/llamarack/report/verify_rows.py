@@ -166,3 +166,9 @@ def _fact(facts: Facts, name: str) -> str:
 def deciding(result: VerifyResult) -> list[Finding]:
     """The findings that made the verdict."""
     return [one for one in result.findings if one.verdict is result.verdict]
+
+
+def fact_rows(facts: Facts) -> tuple[tuple[str, str], ...]:
+    """Those that are known."""
+    known = [one.name for one in fields(Facts) if getattr(facts, one.name) is not None]
+    return tuple((name.replace("_", " "), _fact(facts, name)) for name in known)

@@ -20,6 +20,7 @@ from llamarack.model.read import read_model
 from llamarack.paths import RackPaths, make_private
 from llamarack.plan.devices import claim
 from llamarack.supervise import memory_file
+from llamarack.supervise.effective import deployment_sha256
 from llamarack.supervise.gateways import GatewayPool
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.keeping import KeptChild, attach_child
@@ -136,6 +137,17 @@ class Supervisor:
         self._asked_stop = asyncio.Event()
         self._insisted = asyncio.Event()
         self._on_change: list[Callable[[], None]] = []
+        self._hashed: tuple[Deployment, str | None] | None = None
+
+    @property
+    def deployment_sha256(self) -> str | None:
+        """Of what runs, so that `status` can tell whether it was proved; None where a model file is gone."""
+        if self._hashed is None or self._hashed[0] is not self.deployment:
+            try:
+                self._hashed = (self.deployment, deployment_sha256(self.deployment))
+            except OSError:
+                self._hashed = (self.deployment, None)
+        return self._hashed[1]
 
     # -- what replicas need (replica.World) ---------------------------------------------------------------------
 
