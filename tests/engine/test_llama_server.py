@@ -301,7 +301,7 @@ def test_a_rack_serves_one_model_from_two_devices(
     binary: Path, model: Path, devices: list[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "rpc.yaml"
-    one = {"name": "m", "path": str(model), "engine_binary": str(binary), "rpc_servers": devices[:2]}
+    one: dict[str, Any] = {"name": "m", "path": str(model), "engine_binary": str(binary), "rpc_servers": devices[:2]}
     one |= {"tensor_split": [0.7, 0.3], "limits": {"context_tokens": 1024, "sequences": 2}}
     file.write_text(yaml.safe_dump({"models": [one], "gateway": {"port": 0}}))
     state = ["--state-dir", str(tmp_path / "s")]

@@ -17,6 +17,7 @@ from llamarack.engine.adaptor import (
     Diagnosis,
     Endpoint,
     FatalLine,
+    KvUse,
     Launch,
     LaunchContext,
     MetricNames,
@@ -108,6 +109,9 @@ class Transformers:
         pass
 
     def build(self, group: Group, *, on_cards: bool) -> str | None:
+        return None
+
+    def kv_use(self, metrics_text: str) -> KvUse | None:
         return None
 
     def device_terms(self, log_lines: Sequence[str]) -> Sequence[DeviceTerms]:

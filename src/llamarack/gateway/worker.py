@@ -19,6 +19,7 @@ import uvloop
 
 from llamarack.config import Gateway
 from llamarack.gateway.admission import Admission
+from llamarack.gateway.dashboard import Dashboard
 from llamarack.gateway.keys import Keys
 from llamarack.gateway.metrics import Metrics
 from llamarack.gateway.server import GatewayServer
@@ -40,6 +41,7 @@ class Worker:
         self._admission: Admission | None = None
         self._server: asyncio.Server | None = None
         self._reported: dict[str, Any] = {}
+        self._report_whole = True  # a supervisor that is new knows none of the traffic
 
     async def run(self) -> None:
         stop = asyncio.Event()
@@ -71,6 +73,7 @@ class Worker:
     async def _linked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(json.dumps({"op": "gateway", "worker": self._number}).encode() + b"\n")
         self._reported = {}
+        self._report_whole = True
         reporting = asyncio.create_task(self._report(writer))
         try:
             while line := await reader.readline():
@@ -88,7 +91,8 @@ class Worker:
         """Begins to accept; once in a worker's life."""
         self._admission = Admission(max_queue_requests=settings.max_queue_requests, max_queue_s=settings.max_queue_s)
         keys = Keys(settings.api_keys_file) if settings.api_keys_file else None
-        server = GatewayServer(settings, self._admission, self._metrics, keys)
+        dashboard = Dashboard(self._admin_socket)
+        server = GatewayServer(settings, self._admission, self._metrics, keys, dashboard)
         context = None
         if settings.tls_cert is not None and settings.tls_key is not None:
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -112,9 +116,11 @@ class Worker:
             "in_flight": self._admission.in_flight,
             "queued": self._admission.queued,
         }
-        if counts != self._reported:
+        traffic = self._metrics.traffic.report(whole=self._report_whole)
+        if counts != self._reported or traffic:
             self._reported = json.loads(json.dumps(counts))
-            writer.write(json.dumps({"counts": counts}).encode() + b"\n")
+            self._report_whole = False
+            writer.write(json.dumps({"counts": counts, "traffic": traffic}).encode() + b"\n")
 
 
 def main() -> None:
