@@ -55,7 +55,7 @@ def test_list_says_what_a_file_lacks(tmp_path: Path) -> None:
 def test_install_of_an_unknown_engine_is_a_usage_error(tmp_path: Path) -> None:
     done = _run(tmp_path, "install", "llama3")
     assert done.returncode == 2
-    assert "engine `llama3` is not one of vllm, transformers" in done.stderr
+    assert "engine `llama3` is not one of llamacpp, vllm, transformers" in done.stderr
 
 
 def test_serve_without_the_engine_ends_with_2_and_the_command(tmp_path: Path) -> None:

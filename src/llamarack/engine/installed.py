@@ -67,6 +67,10 @@ def write_mark(environment: Path, engine: Installed) -> None:
     (environment / MARK).write_text(json.dumps(value, indent=1) + "\n")
 
 
+def read_mark(environment: Path) -> Installed:
+    return _read_mark(environment / MARK)
+
+
 def _read_mark(path: Path) -> Installed:
     value = json.loads(path.read_text())
     binary = value.pop("binary", None)

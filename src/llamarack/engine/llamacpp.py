@@ -30,7 +30,7 @@ from llamarack.engine.adaptor import (
 from llamarack.engine.device_memory import DeviceTerms
 from llamarack.engine.installed import Installed, installed_engines
 from llamarack.engine.llamacpp_binary import Binary, ask_binary, devices_of
-from llamarack.engine.llamacpp_log import buffers, require_layers
+from llamarack.engine.llamacpp_log import buffers, features_of, require_layers
 from llamarack.engine.llamacpp_options import (
     ServerOptions,
     binary_arguments,
@@ -220,9 +220,19 @@ def _template_file(context: LaunchContext, options: ServerOptions) -> Path | Non
     return path
 
 
+def builtin_instruction_sets() -> tuple[str, ...]:
+    """Those that the installed library was built for, as it says itself."""
+    return features_of(_ask_builtin("print(xllamacpp.get_system_info())"))
+
+
 def _has_gpu_device() -> bool:
-    """Whether the installed library sees one, asked in a child: loading it here would cost 100 MB."""
-    code = "import xllamacpp; print([str(d['type']) for d in xllamacpp.get_device_info()])"
+    """Whether the installed library sees one."""
+    return "GPU" in _ask_builtin("print([str(d['type']) for d in xllamacpp.get_device_info()])")
+
+
+def _ask_builtin(code: str) -> str:
+    """Asked in a child: loading the library here would cost 100 MB."""
+    code = f"import xllamacpp; {code}"
     try:
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=_DEVICE_PROBE_TIMEOUT_S, check=False
@@ -232,7 +242,7 @@ def _has_gpu_device() -> bool:
             f"llama.cpp did not list its devices within {_DEVICE_PROBE_TIMEOUT_S:.0f} s",
             hint="llamarack check tells whether the driver answers",
         ) from None
-    return "GPU" in done.stdout
+    return done.stdout
 
 
 def diagnose_by_lines(known: Sequence[FatalLine], exit_words: str, log_tail: Sequence[str]) -> Diagnosis:

@@ -21,6 +21,13 @@ _BUFFER_TERMS = {"model": "weights_bytes", "KV": "kv_bytes", "compute": "compute
 _USING = re.compile(r"using device (\S+) \((.*?)\) \(")
 _OFFLOADED = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
 _SYSTEM_INFO = re.compile(r"system_info: .*")
+# Of what `system_info` reports (ggml-cpu.cpp), the instruction sets of processors.
+_INSTRUCTION_SETS = frozenset(
+    {
+        *("AVX", "AVX2", "AVX_VNNI", "FMA", "F16C", "BMI2", "AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16"),
+        *("AMX_INT8", "NEON", "ARM_FMA", "FP16_VA", "MATMUL_INT8", "SVE", "DOTPROD", "SME"),
+    }
+)
 _FEATURE = re.compile(r"\b([A-Z][A-Z0-9_]+) = 1\b")
 
 
@@ -91,5 +98,9 @@ def instruction_sets(log_lines: Iterable[str]) -> tuple[str, ...]:
     found: list[str] = []
     for line in log_lines:
         if info := _SYSTEM_INFO.search(line):
-            found += _FEATURE.findall(info[0])
+            found += features_of(info[0])
     return tuple(dict.fromkeys(found))
+
+
+def features_of(system_info: str) -> tuple[str, ...]:
+    return tuple(name for name in _FEATURE.findall(system_info) if name in _INSTRUCTION_SETS)

@@ -13,7 +13,10 @@ from pathlib import Path
 from llamarack.hardware.machine import Host
 
 # The kernel's names in /proc/cpuinfo, as llama.cpp and vLLM look for them.
-_INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "amx_tile")
+_INSTRUCTION_SETS = (
+    *("avx2", "avx512f", "avx512bw", "avx512_vbmi", "avx512_vnni", "avx512_bf16"),
+    *("amx_int8", "amx_bf16", "amx_tile"),
+)
 # A v1 memory limit at or above this means "no limit": the kernel stores LONG_MAX rounded down to a page.
 _V1_UNLIMITED_BYTES = 1 << 62
 

@@ -88,7 +88,7 @@ class Host:
 
     processor: str | None
     cores_usable: int  # affinity and cgroup quota, rounded down, at least 1
-    instruction_sets: tuple[str, ...]  # of avx2, avx512f, avx512_vnni, avx512_bf16, amx_int8, amx_bf16, amx_tile
+    instruction_sets: tuple[str, ...]  # the kernel's names of those that engines use: `avx2`, `amx_tile`
     memory_total_bytes: int  # the smaller of RAM and the cgroup limit
     memory_available_bytes: int
     numa_nodes: int = 1
