@@ -31,13 +31,15 @@ _SLIM = (
     "-DLLAMA_USE_PREBUILT_UI=OFF",
     "-DLLAMA_OPENSSL=OFF",
 )
-# The kernel's name in /proc/cpuinfo: ggml's options, and the names that a build reports in `system_info`.
-_AVX2 = (("SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2"), ("AVX", "AVX2", "FMA", "F16C", "BMI2"))
+# ggml's options, and the names that a build reports in `system_info`.
+_AVX2 = ("SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2")
+_AVX2_REPORTED = ("AVX", "AVX2", "FMA", "F16C", "BMI2")
+# The same by the kernel's name in /proc/cpuinfo; options and reported names are one.
 _SETS = {
-    "avx512f": (("AVX512",), ("AVX512",)),
-    "avx512_vbmi": (("AVX512_VBMI",), ("AVX512_VBMI",)),
-    "avx512_vnni": (("AVX512_VNNI",), ("AVX512_VNNI",)),
-    "avx512_bf16": (("AVX512_BF16",), ("AVX512_BF16",)),
+    "avx512f": "AVX512",
+    "avx512_vbmi": "AVX512_VBMI",
+    "avx512_vnni": "AVX512_VNNI",
+    "avx512_bf16": "AVX512_BF16",
 }
 _AMX = ("amx_tile", "amx_int8", "amx_bf16")
 # One C++ compiler of llama.cpp takes up to 1 GiB (cc1plus of gcc 12: 0.6 GiB seen); nvcc takes several.
@@ -137,19 +139,15 @@ def plan_build(
 def _instruction_sets(
     host: Host, compiler: Compiler, *, native: bool, without_amx: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    options, reported = _AVX2
-    if not native:
-        return options, reported
     has = host.instruction_sets
-    if "avx512f" not in has or "avx512bw" not in has:  # ggml's AVX512 is F, CD, VL, DQ and BW together
-        return options, reported
-    for name, (more, more_reported) in _SETS.items():
-        if name in has:
-            options, reported = options + more, reported + more_reported
+    # ggml's AVX512 is F, CD, VL, DQ and BW together.
+    if not native or "avx512f" not in has or "avx512bw" not in has:
+        return _AVX2, _AVX2_REPORTED
+    wide = tuple(name for kernel_name, name in _SETS.items() if kernel_name in has)
     # ggml's AMX code needs VNNI beside it and is left out otherwise.
-    if not without_amx and all(name in has for name in (*_AMX, "avx512_vnni")):
-        options, reported = (*options, "AMX_TILE", "AMX_INT8", "AMX_BF16"), (*reported, "AMX_INT8")
-    return options, reported
+    if without_amx or not all(name in has for name in (*_AMX, "avx512_vnni")):
+        return (*_AVX2, *wide), (*_AVX2_REPORTED, *wide)
+    return (*_AVX2, *wide, "AMX_TILE", "AMX_INT8", "AMX_BF16"), (*_AVX2_REPORTED, *wide, "AMX_INT8")
 
 
 def _amx_cure(compiler: Compiler) -> str:

@@ -162,11 +162,11 @@ def _hidden_rows(law: ComputeLaw, place: Place, *, is_quantized: bool, wants_all
 def high_compute_bytes(shape: ModelShape, settings: Settings, law: ComputeLaw, place: Place = ALONE) -> int:
     """The upper end: logits of every token, and the gaps that the engine's allocator was seen to leave."""
     high = compute_bytes(shape, settings, law, outputs=settings.step_tokens, place=place)
-    if not law.has_gaps:
-        return high
     spec, batch = shape.spec, settings.step_tokens
     mask = 2 * batch * settings.stream_cells
     row = 4 * batch * spec.hidden_size
+    if not law.has_gaps or not row <= mask <= 4 * row:  # masks of 1, 2 and 4 rows' size left them, 0.5 and 8 did not
+        return high
     gapped = max(
         4 * batch * 4 * shape.feed_forward_size + 3 * row,
         4 * batch * spec.vocab_size + (law.logits_hidden + 1) * row,
