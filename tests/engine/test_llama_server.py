@@ -8,11 +8,12 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socket
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -218,6 +219,37 @@ def test_one_of_several_devices_alone_holds_everything(
     assert card.name.endswith(devices[1])
     assert sum(device.terms.values()) == pytest.approx(card.total_bytes, rel=0.01)
     assert _same_up_to_ties(one_device, text)
+
+
+def test_tensor_mode_is_one_device_to_the_engine_and_none_to_the_comparison(
+    binary: Path, model: Path, devices: list[str], one_device: Any, tmp_path: Path
+) -> None:
+    split = {"rpc_servers": devices[:2], "split_mode": "tensor"}
+    with started(tmp_path, path=str(model), engine_binary=str(binary), **split) as engine:
+        lines = engine.log_lines
+        text = engine.tokens()
+    assert any("using device Meta" in line for line in lines)
+    LlamaCpp().require_planned(engine.spec.candidate, engine.group, lines)
+    assert LlamaCpp().device_terms(lines) == []
+    assert _same_up_to_ties(one_device, text)
+
+
+def test_a_device_that_is_lost_ends_the_engine_with_its_cause(binary: Path, model: Path, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        stays = stack.enter_context(rpc_servers(binary, 1, tmp_path))
+        (tmp_path / "lost").mkdir()
+        lost = stack.enter_context(rpc_servers(binary, 1, tmp_path / "lost"))
+        split = {"rpc_servers": [*stays, *lost], "tensor_split": [0.5, 0.5]}
+        with started(tmp_path, path=str(model), engine_binary=str(binary), **split) as engine:
+            for process in psutil.Process().children():
+                if lost[0].rpartition(":")[2] in process.cmdline():
+                    process.kill()
+            with contextlib.suppress(OSError, HTTPException, ValueError):
+                engine.tokens()
+            engine.process.wait(_DEADLINE_S)
+            diagnosis = LlamaCpp().diagnose("signal 6", engine.log_lines)
+    assert diagnosis.cause == "rpc_server_lost"
+    assert "of one llama.cpp build" in str(diagnosis.hint)
 
 
 def test_fewer_layers_on_the_devices_are_planned_and_read_back(

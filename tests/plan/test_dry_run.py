@@ -46,6 +46,17 @@ def test_answer_above_the_upper_bound_is_said_loudly():
     assert "MORE than the upper bound" in compared(_candidate(), rows)[0]
 
 
+def test_tensor_mode_is_compared_as_the_sum_of_its_devices():
+    there = machine(h200(0), h200(1))
+    group = Group(gpus=[0, 1], split_mode="tensor", limits=Limits(context_tokens=4096, sequences=1))
+    candidate = plan_group(gguf_spec(LLAMA2_7B, "F16"), group, there, model_name="m")
+    rows = parse("Meta() 12603 2048 100 \nHost 250 0 36 \n")
+    assert rows is not None
+    (sentence,) = compared(candidate, rows)
+    assert "Meta() 14.4 GiB" in sentence
+    assert "planned 14.5 GiB: the upper bound covers it" in sentence
+
+
 def test_tool_that_fails_or_answers_nonsense_gives_none(tmp_path):
     candidate = _candidate()
     assert dry_run(_tool(tmp_path, "sys.exit(1)"), candidate, Path("m")) is None

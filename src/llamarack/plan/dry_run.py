@@ -88,11 +88,14 @@ def compared(candidate: Candidate, rows: Sequence[DryRow]) -> list[str]:
     """One sentence per device: what the engine's dry run says beside what the plan says."""
     devices = rows if candidate.cards[0].index == CPU_INDEX else rows[:-1]
     said = []
-    for card, row in zip(candidate.cards, devices, strict=False):
-        terms = card.terms
-        planned = terms.weights_bytes + terms.kv_bytes + terms.compute_bytes
+    # In tensor mode the engine has one device that stands for all (`Meta()`).
+    is_one_of_all = devices and devices[0].device.startswith("Meta")
+    hands = [candidate.cards] if is_one_of_all else [(card,) for card in candidate.cards]
+    for cards, row in zip(hands, devices, strict=False):
+        planned = sum(card.terms.weights_bytes + card.terms.kv_bytes + card.terms.compute_bytes for card in cards)
         engine = row.weights_bytes + row.kv_bytes + row.compute_bytes
-        verdict = "the upper bound covers it" if engine <= card.total_high_bytes else "MORE than the upper bound"
+        high = sum(card.total_high_bytes for card in cards)
+        verdict = "the upper bound covers it" if engine <= high else "MORE than the upper bound"
         said.append(
             f"{BINARY}: {row.device} {format_bytes(engine)} (weights {format_bytes(row.weights_bytes)}, KV "
             f"{format_bytes(row.kv_bytes)}, compute {format_bytes(row.compute_bytes)}), planned "
