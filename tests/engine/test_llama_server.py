@@ -24,7 +24,7 @@ from llamarack.engine.builds import build_of, with_rpc_devices
 from llamarack.engine.device_memory import term_checks
 from llamarack.engine.llamacpp import BINARY_KEY_VARIABLE, LlamaCpp, binary_of
 from llamarack.engine.llamacpp_binary import FIT_PARAMS, ask_binary, devices_of
-from llamarack.errors import ConfigError, HardwareError, ModelError, NeverReady
+from llamarack.errors import ConfigError, DoesNotFit, HardwareError, ModelError, NeverReady
 from llamarack.hardware.detect import detect_machine
 from llamarack.hardware.machine import Machine
 from llamarack.model.demo import demo_model
@@ -219,6 +219,30 @@ def test_one_of_several_devices_alone_holds_everything(
     assert card.name.endswith(devices[1])
     assert sum(device.terms.values()) == pytest.approx(card.total_bytes, rel=0.01)
     assert _same_up_to_ties(one_device, text)
+
+
+def test_plan_and_engine_agree_which_device_overflows_first(binary: Path, model: Path, tmp_path: Path) -> None:
+    """The second device may take 200 MiB more than it has; half of the model and of the KV cache is more."""
+    with rpc_servers(binary, 2, tmp_path) as servers:
+        file = {"path": str(model), "engine_binary": str(binary), "tensor_split": [0.5, 0.5]}
+        file["limits"] = {"context_tokens": 8192, "sequences": 4}
+        with pytest.raises(DoesNotFit) as caught:
+            _Started({**file, "rpc_servers": [f"{servers[0]}=2GiB", f"{servers[1]}=200MiB"]}, tmp_path)
+        assert f"RPC0 {servers[1]} needs" in caught.value.message
+        assert servers[0] not in caught.value.message
+        for process in psutil.Process().children():
+            if servers[1].rpartition(":")[2] in process.cmdline():
+                limit = process.memory_info().vms + 200 * MIB
+                process.rlimit(psutil.RLIMIT_AS, (limit, limit))
+        engine = _Started({**file, "rpc_servers": [f"{server}=2GiB" for server in servers]}, tmp_path)
+        try:
+            engine.process.wait(_DEADLINE_S)
+        finally:
+            engine.process.kill()
+            engine.process.wait()
+    fault = next(line for line in engine.log_lines if "failed to allocate" in line or "unable to allocate" in line)
+    assert servers[1] in fault
+    assert LlamaCpp().diagnose("exit code 1", engine.log_lines).cause == "out_of_memory"
 
 
 def test_tensor_mode_is_one_device_to_the_engine_and_none_to_the_comparison(
