@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llamarack.config import Deployment, Gateway, Supervise
+from llamarack.config import Deployment, Supervise
 
 
 def unbuilt_settings(deployment: Deployment) -> list[str]:
@@ -12,12 +12,10 @@ def unbuilt_settings(deployment: Deployment) -> list[str]:
         for index, model in enumerate(deployment.models)
         if model.fallbacks
     ]
-    if deployment.gateway.routing != Gateway().routing:
-        told.append(f"gateway.routing: {deployment.gateway.routing} is not built yet; least_loaded is used")
     defaults = Supervise()
     told += [
         f"supervise.{name} is not acted on yet"
-        for name in ("sample_s", "slots_idle_min", "stuck_request_s", "webhook")
+        for name in ("sample_s", "slots_idle_min", "webhook")
         if getattr(deployment.supervise, name) != getattr(defaults, name)
     ]
     return told
