@@ -225,6 +225,7 @@ async def gateway_worker(
     name: str = "gateway",
     defaults: Defaults | None = None,
     max_output_tokens: int | None = None,
+    stuck_request_s: float = 300.0,
     **settings: Any,
 ) -> AsyncIterator[GatewayRig]:
     """`python -m llamarack.gateway.worker` with `settings` of the deployment file's `gateway:` section."""
@@ -237,7 +238,12 @@ async def gateway_worker(
     async def serve_link(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         hello = json.loads(await reader.readline())
         assert hello["op"] == "gateway"
-        writer.write(json.dumps({"settings": chosen.model_dump(mode="json")}).encode() + b"\n")
+        told = {
+            "settings": chosen.model_dump(mode="json"),
+            "stuck_request_s": stuck_request_s,
+            "folder": str(folder),
+        }
+        writer.write(json.dumps(told).encode() + b"\n")
         rig.link = writer
         linked.set()
         with contextlib.suppress(ConnectionError):

@@ -15,8 +15,8 @@ from importlib import resources
 from typing import Any
 
 import orjson
-from aiohttp import web
 
+from llamarack.gateway.exchange import Exchange
 from llamarack.version import __version__
 
 STATUS_PATH = "/dashboard/status"
@@ -58,11 +58,11 @@ class Dashboard:
         self._is_here = False
         self._asking = asyncio.Lock()
 
-    def page(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse | None:
-        """A static file, or None for what is not one."""
-        asset = self._assets.get(request.path)
-        if asset is None or request.method not in {"GET", "HEAD"}:
-            return None
+    def serve_file(self, exchange: Exchange, request_id: str) -> bool:
+        """Answers a request for one of the page's files; false, and nothing done, for any other."""
+        asset = self._assets.get(exchange.path)
+        if asset is None or exchange.method not in {"GET", "HEAD"}:
+            return False
         headers = {
             "Content-Type": asset.kind,
             "Content-Security-Policy": _POLICY,
@@ -73,9 +73,11 @@ class Dashboard:
             "X-Content-Type-Options": "nosniff",
             "x-request-id": request_id,
         }
-        if request.headers.get("If-None-Match") == asset.tag:
-            return web.Response(status=304, headers=headers)
-        return web.Response(body=asset.body, headers=headers)
+        if exchange.headers.get("if-none-match") == asset.tag:
+            exchange.answer(304, headers, b"")
+        else:
+            exchange.answer(200, headers, asset.body)
+        return True
 
     async def status(self) -> bytes:
         """The newest record as JSON, with its age. An absent supervisor leaves the last one standing, and says so."""
@@ -121,10 +123,6 @@ def shown(record: Mapping[str, Any]) -> dict[str, Any]:
         for model in record.get("models", [])
     ]
     return {**record, "models": models, "events": events}
-
-
-def _without_paths(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name not in {"endpoint", "log"}}
 
 
 def _only_hint(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ _FIRST_OUTPUT_TOKENS = 512
 _WINDOW = 256
 _FEWEST = 16  # below this many a 90th percentile is no more than the largest
 _QUANTILE = 0.9
+_EVERY = 16  # requests between two looks at the window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +40,19 @@ class Learned:
     _rate: float = _FIRST_TOKENS_PER_BYTE
     _output: float | None = None
     _usual_s: float = 0.0
+    _noted: int = 0
 
     def note(self, *, body_bytes: int, prompt_tokens: int, output_tokens: int, seconds: float) -> None:
         """`seconds`: from the engine's start to the answer, or to the first event of a stream."""
         if body_bytes > 0 and prompt_tokens > 0:
             self._tokens_per_byte.append(prompt_tokens / body_bytes)
-            self._rate = quantile(self._tokens_per_byte, _QUANTILE, _FEWEST) or _FIRST_TOKENS_PER_BYTE
         self._output_tokens.append(output_tokens)
-        self._output = quantile(self._output_tokens, _QUANTILE, _FEWEST)
         self._seconds.append(seconds)
-        self._usual_s = quantile(self._seconds, 0.5, _FEWEST) or 0.0
+        self._noted += 1
+        if self._noted % _EVERY == 0:
+            self._rate = quantile(self._tokens_per_byte, _QUANTILE, _FEWEST) or _FIRST_TOKENS_PER_BYTE
+            self._output = quantile(self._output_tokens, _QUANTILE, _FEWEST)
+            self._usual_s = quantile(self._seconds, 0.5, _FEWEST) or 0.0
 
     def prompt_tokens(self, body_bytes: int) -> int:
         """A guess on the high side."""

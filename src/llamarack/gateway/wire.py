@@ -107,3 +107,9 @@ def _closed_reason(match: re.Match[bytes]) -> bytes:
 
 def waited(seconds: float) -> str:
     return f"no replica was free within {format_duration(seconds)}"
+
+
+def shown(value: Any) -> str:
+    """A client's value for an error message, shortened."""
+    text = orjson.dumps(value).decode()
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -128,7 +128,7 @@ class Supervisor:
         )
         self.drain_s = deployment.supervise.drain_s
         self.replicas = [Replica(spec, self) for spec in specs]
-        self.gateways = GatewayPool(deployment.gateway, paths, self.journal)
+        self.gateways = GatewayPool(deployment.gateway, deployment.supervise.stuck_request_s, paths, self.journal)
         self.started_unix_s = time.time()
         self.draining = False
         self._lock = RackLock(paths.lock)
