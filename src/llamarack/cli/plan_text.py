@@ -57,7 +57,7 @@ def _cards_table(candidate: Candidate) -> Table:
 
 
 def _card_name(card: CardPlan) -> str:
-    return card.name if card.index == CPU_INDEX else f"{card.index} {card.name}"
+    return card.name if card.index <= CPU_INDEX else f"{card.index} {card.name}"
 
 
 def _totals(card: CardPlan) -> Iterable[str]:

@@ -98,6 +98,7 @@ def _candidate(
         kv_cache_bytes=shown.kv_cache_bytes,
         gpu_memory_fraction=shown.gpu_memory_fraction,
         kv_unified=limits.kv_unified,
+        gpu_layers=None if group.gpu_layers == "all" else group.gpu_layers,
         micro_batch_tokens=shown.micro_batch_tokens,
         model_path=str(spec.path),
         quantization=spec.quantization.label,

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from llamarack.config import Deployment, Model
+from llamarack.engine.builds import build_of, with_rpc_devices
 from llamarack.errors import ModelError
 from llamarack.hardware.detect import detect_machine
 from llamarack.hardware.finding import Severity
@@ -47,7 +48,9 @@ async def run_rack(
     warnings = unbuilt_settings(deployment) + [
         warning for model in deployment.models for warning in _judge(model, specs)
     ]
-    layout = lay_out(deployment, machine, specs)
+    groups = [group for model in deployment.models for group in model.groups]
+    machine = await asyncio.to_thread(with_rpc_devices, machine, groups)
+    layout = lay_out(deployment, machine, specs, build_of=lambda group: build_of(group, machine))
     for spec in layout:
         await asyncio.to_thread(spec.adaptor.prepare, spec.group, on_cards=bool(spec.card_uuids))
     supervisor = Supervisor(deployment, layout, paths)

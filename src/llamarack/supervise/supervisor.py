@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from llamarack.config import Deployment, Group
+from llamarack.engine.builds import build_of, with_rpc_devices
 from llamarack.errors import EngineError, UsageError
 from llamarack.hardware.detect import detect_machine
 from llamarack.model.read import read_model
@@ -93,6 +94,7 @@ def plan_on_this_machine(
     deployment: Deployment, was: ReplicaSpec, group: Group, path: Path, waiting: Sequence[ReplicaSpec]
 ) -> ReplicaSpec:
     """`waiting`: replicas that do not run at the moment and will take their share again."""
+    machine = with_rpc_devices(detect_machine(), [group])
     claimed: dict[int, int] = {}
     for each in waiting:
         claim(claimed, each.candidate.cards, each.candidate.host_bytes)
@@ -100,9 +102,10 @@ def plan_on_this_machine(
         was,
         group,
         path,
-        detect_machine(),
+        machine,
         read_model(path),
         deployment.supervise,
+        build=build_of(group, machine),
         claimed_bytes=claimed,
         is_kv_shared=sum(len(model.groups) for model in deployment.models) > 1,
     )
