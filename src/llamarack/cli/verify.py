@@ -159,7 +159,7 @@ class Sides:
 
     async def reference(self, name: str, model: str | None, *, restart: bool) -> Collection:
         if is_saved_run(name):
-            return load(Path(name))
+            return load(Path(name), prefer=REFERENCE_NAME)
         async with self._asker("reference", name, model) as (asker, side, opened):
             collection = await collect_reference(asker, side, self._passes_of(opened), self._tell("reference"))
             is_ours = opened.is_ours
