@@ -238,6 +238,13 @@ def test_saved_run_forced_on_other_tokens_counts_as_far_as_it_says_the_same() ->
     assert result.verdict is Verdict.DRIFT
 
 
+def test_runs_of_other_lengths_are_held_against_each_other_as_far_as_both_go() -> None:
+    long = replace(collection([[*ANSWER, sure(6), sure(7), sure(8)]]), output_tokens=7)
+    short = collection([ANSWER])
+    assert verdict_of(long, short).verdict is Verdict.SAME
+    assert verdict_of(short, long).verdict is Verdict.SAME
+
+
 def test_saved_run_comes_back_as_it_was(tmp_path: Path) -> None:
     one = with_probes(collection([ANSWER], facts=Facts(weights="F16", devices=("cpu",))))
     save(one, tmp_path / CANDIDATE_NAME)

@@ -245,10 +245,11 @@ def _as_forced(reference: Observation, own: Observation) -> Observation:
 def _questions(
     reference: Collection, candidate: Collection, forced: Sequence[Observation], tie_nats: float
 ) -> list[QuestionResult]:
-    own = {one.question_id: one for one in candidate.greedy}
+    shortest = min(reference.output_tokens, candidate.output_tokens)  # two saved runs may have been cut elsewhere
+    own = {one.question_id: _cut(one, shortest) for one in candidate.greedy}
     under = {one.question_id: one for one in forced}
     results = []
-    for ours in reference.greedy:
+    for ours in (_cut(one, shortest) for one in reference.greedy):
         theirs = own.get(ours.question_id)
         if theirs is None:
             continue
@@ -269,6 +270,11 @@ def _questions(
             )
         )
     return results
+
+
+def _cut(observed: Observation, tokens: int) -> Observation:
+    """Without what is behind the shorter run's limit."""
+    return replace(observed, positions=observed.positions[:tokens])
 
 
 def _as_free(forced: Observation) -> Observation:
