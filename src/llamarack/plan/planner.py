@@ -28,6 +28,7 @@ def plan_group(
     claimed_bytes: Mapping[int, int] | None = None,
     load: Load | None = None,
     is_kv_shared: bool = False,
+    calibrations: Sequence[Calibration] = (),
 ) -> Candidate:
     """What one group needs as configured; `fits` and `reasons` say whether this machine has it.
 
@@ -46,6 +47,7 @@ def plan_group(
         load=load or Load(context_tokens=limits.context_tokens, concurrency=limits.sequences * count),
         engine_version=engine_version,
         is_kv_shared=is_kv_shared,
+        calibrations=tuple(calibrations),
     )
     lists = group.gpu_lists()
     if lists is not None:
