@@ -6,8 +6,10 @@ import pytest
 
 from llamarack.paths import cache_dir, install_folder, rack_paths
 
-_NAMES = ("LLAMARACK_STATE_DIR", "LLAMARACK_LOG_DIR", "LLAMARACK_CACHE_DIR", "RUNTIME_DIRECTORY", "LOGS_DIRECTORY")
-_NAMES += ("CACHE_DIRECTORY", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_CACHE_HOME")
+_NAMES = (
+    "LLAMARACK_STATE_DIR", "LLAMARACK_LOG_DIR", "LLAMARACK_CACHE_DIR", "RUNTIME_DIRECTORY", "LOGS_DIRECTORY",
+    "CACHE_DIRECTORY", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_CACHE_HOME",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
