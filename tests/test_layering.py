@@ -6,7 +6,7 @@ from pathlib import Path
 import llamarack
 
 ROOT = Path(llamarack.__file__).parent
-ORDER = ["version", "errors", "units", "paths", "config", "hardware", "model", "plan", "engine", "supervise"]
+ORDER = ["version", "errors", "units", "paths", "logs", "config", "hardware", "model", "plan", "engine", "supervise"]
 ORDER += ["gateway", "measure", "judge", "report", "ship", "embed", "cli", "__main__"]
 
 
