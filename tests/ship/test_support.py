@@ -168,6 +168,20 @@ def test_what_tells_something_is_left_alone() -> None:
     assert not mask.counts
 
 
+def test_lines_that_serve_writes_are_kept_in_both_forms() -> None:
+    mask = Mask(["hunter22"])
+    shown = '12:00:00 ✗ m-0 CUDA out of memory (while loading)\n12:00:01 · m-0 said "my own words"\n'
+    assert mask.log(shown) == shown.replace("my own words", "<masked text>")
+    line = '{"time_unix_s":1.5,"kind":"died","message":"token hunter22","data":{"log_tail":["my own words"]}}'
+    assert json.loads(mask.log(line)) == {
+        "time_unix_s": 1.5,
+        "kind": "died",
+        "message": "token <masked known>",
+        "data": {"log_tail": ["<line of 12 characters>"]},
+    }
+    assert mask.log(line[:-9]) == f"<line of {len(line) - 9} characters>\n"
+
+
 def test_known_value_goes_wherever_it_stands_and_the_longest_first() -> None:
     mask = Mask(["hunter22", "hunter22-long"])
     assert mask.text("a=hunter22-long b=xhunter22y") == "a=<masked known> b=x<masked known>y"

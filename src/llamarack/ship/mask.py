@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import orjson
+
 _SHORTEST_SECRET = 6  # shorter values (`1`, `true`) would blank out half of every file
 _SECRET_NAME = re.compile(
     r"(?:^|[^a-z])(?:key|keys|apikey|token|secret|passw(?:or)?d|passphrase|pwd|credentials?|auth|authorization|cookie|"
@@ -55,6 +57,7 @@ _KNOWN_LINE = re.compile(
       (?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[:\s]                # vLLM, uvicorn
     | \d{4}-\d\d-\d\d[T\ ]\d\d:\d\d:\d\d                        # a date: the gateway, Python's logging
     | \[?\d{4}-\d\d-\d\d\ \d\d:\d\d:\d\d
+    | \d\d:\d\d:\d\d\ [·!✗✓]\s                                  # events as `serve` shows them
     | \d+\.\d+\.\d+\.\d+\ [DIWE]\s                              # llama.cpp with --log-prefix
     | (?:llama|ggml|gguf|common|server|srv|slot|main|init|print_info|load|load_tensors|sched|build|system_info|set_|
          create_|graph_|n_threads|que|res|clip|sampler|chat|update_slots|launch_slot|process|keeper|alloc|reserve)
@@ -66,6 +69,7 @@ _KNOWN_LINE = re.compile(
     )""",
     re.VERBOSE,
 )
+_OWN_RECORD = '{"time_unix_s":'  # events and the gateway's log, where JSON was asked for
 # Where a text of a user's begins inside a line of known shape; the rest of the line goes.
 _TEXT_BEGINS = re.compile(
     r"(?i)(?:[\"']?\b(?:prompt|prompts|messages|content|text|input|inputs|completion|generated|delta|response|"
@@ -75,7 +79,7 @@ _QUOTED = re.compile(r"\"(?:[^\"\\]|\\.)*\"|(?<![A-Za-z])'(?:[^'\\]|\\.)*'|`[^`]
 # Our own sentences quote names and commands in backticks; those stay.
 _QUOTED_IN_RECORDS = re.compile(_QUOTED.pattern.replace("|`[^`]*`", ""))
 _PLAIN_QUOTED = re.compile(r"[A-Za-z0-9_./:=,@+-]{0,120}")  # a file, an option, a name: one word
-_NOT_LATIN = re.compile(r"[^\x00-\x7f\u00a0-\u00ff–—…‘’“”·×]+(?:[\s\d，。、]*[^\x00-\x7f\u00a0-\u00ff–—…‘’“”·×]+)*")
+_NOT_LATIN = re.compile(r"[^\x00-\x7f\u00a0-\u00ff–—…‘’“”·×✗✓]+(?:[\s\d，。、]*[^\x00-\x7f\u00a0-\u00ff–—…‘’“”·×✗✓]+)*")
 
 
 def is_secret_name(name: str) -> bool:
@@ -111,12 +115,22 @@ class Mask:
         """A log that may hold prompts: lines of a known shape, without texts; of others, their length."""
         lines = []
         for line in text.splitlines():
+            if line.startswith(_OWN_RECORD):
+                lines.append(self._record(line))
+                continue
             if len(line) > 4000 or not _KNOWN_LINE.match(line):
                 self.counts["log line"] += 1
                 lines.append(f"<line of {len(line)} characters>")
                 continue
             lines.append(self.text(self._without_texts(line)))
         return "\n".join(lines) + "\n"
+
+    def _record(self, line: str) -> str:
+        try:
+            return orjson.dumps(self.value(orjson.loads(line))).decode()
+        except ValueError:  # cut off in the middle
+            self.counts["log line"] += 1
+            return f"<line of {len(line)} characters>"
 
     def value(self, value: Any, *, name: str = "") -> Any:
         """A JSON value: what stands under a secret's name goes whole, log tails line by line, strings by `text`."""
