@@ -32,6 +32,7 @@ _COMMANDS = (
     "acceptance",
     "export",
     "bundle",
+    "support",
     "schema",
 )
 

@@ -139,7 +139,7 @@ class Supervisor:
         self._tasks: list[asyncio.Task[None]] = []
         self._asked_stop = asyncio.Event()
         self._insisted = asyncio.Event()
-        self._on_change: list[Callable[[], None]] = []
+        self.on_change: list[Callable[[], None]] = []  # called after every change of the table
         self._hashed: tuple[Deployment, str | None] | None = None
 
     @property
@@ -159,7 +159,7 @@ class Supervisor:
         self._version += 1
         self.gateways.publish(self.table())
         self._remember()
-        for callback in self._on_change:
+        for callback in self.on_change:
             callback()
 
     async def drained(self, replica: str, timeout_s: float) -> bool:
