@@ -77,6 +77,7 @@ def _print(record: dict[str, Any]) -> None:
     data.print(table)
     for model in record["models"]:
         for replica in model["replicas"]:
+            _print_degraded(replica)
             _print_death(replica)
 
 
@@ -94,6 +95,19 @@ def _row(model: str, replica: dict[str, Any]) -> list[str]:
         format_bytes(replica["actual"]["resident_bytes"]),
         str(replica["restarts"]),
     ]
+
+
+def _print_degraded(replica: dict[str, Any]) -> None:
+    was = replica["degraded_from"]
+    if was is None:
+        return
+    steps = ", ".join(f"{step['setting']} {_step(step['was'])} -> {_step(step['becomes'])}" for step in was["steps"])
+    people.print(f"{replica['id']}: [yellow]degraded after out of memory[/]: {escape(steps)}")
+    people.print("  [cyan]hint[/]: the deployment file still asks for more; llamarack plan FILE shows what fits")
+
+
+def _step(value: float | str) -> str:
+    return Path(value).name if isinstance(value, str) else f"{value:g}"
 
 
 def _print_death(replica: dict[str, Any]) -> None:

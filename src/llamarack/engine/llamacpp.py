@@ -65,7 +65,8 @@ _MODELLED = {
 
 _FATAL = (
     FatalLine(
-        pattern=r"(out of memory|failed to allocate|unable to allocate|cudaMalloc failed)",
+        # Pinned host memory that is refused is only slower; the library goes on.
+        pattern=r"^(?!.*pinned memory).*(out of memory|failed to allocate|unable to allocate|cudaMalloc failed)",
         cause="out_of_memory",
         message="the engine could not get the memory it asked for",
         hint="lower limits.sequences or limits.context_tokens, or use a coarser quantisation; see llamarack plan FILE",

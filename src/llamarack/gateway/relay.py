@@ -66,6 +66,7 @@ class Call:
     sent_monotonic_s: float | None = None
     first_event_s: float | None = None
     last_event_s: float | None = None
+    streamed_events: int = 0
     usage: dict[str, Any] = field(default_factory=dict)
 
 
@@ -226,11 +227,17 @@ class Relay:
             else:
                 events = StreamFilter(ADAPTORS[row.engine].deviations, hide_usage=call.hide_usage)
 
+            traffic = self._metrics.traffic
+
             def take(chunk: bytes) -> bool:
                 """Straight from the engine's socket to the client's."""
                 data = events.feed(chunk)
                 now = running.progress_monotonic_s = time.monotonic()
-                client.passed_events = events.state.passed_events
+                made = events.state.passed_events - client.passed_events
+                if made:
+                    traffic.count_tokens(call.model, made)
+                    client.passed_events += made
+                    call.streamed_events = client.passed_events
                 if data:
                     call.last_event_s = now - call.arrived_monotonic_s
                     if call.first_event_s is None:

@@ -29,6 +29,7 @@ from llamarack.gateway import body as bodies
 from llamarack.gateway import wire
 from llamarack.gateway.access_log import AccessLog, Entry
 from llamarack.gateway.admission import Admission
+from llamarack.gateway.dashboard import PAGE_PATHS, STATUS_PATH, Dashboard
 from llamarack.gateway.deadlines import deadlines
 from llamarack.gateway.demand import Demand, Learned
 from llamarack.gateway.embeddings import checked_embeddings, embeddings_answer
@@ -84,6 +85,7 @@ class GatewayServer:
         admission: Admission,
         metrics: Metrics,
         keys: Keys | None,
+        dashboard: Dashboard | None = None,
         *,
         quotas: Quotas | None = None,
         stuck_request_s: float = 300.0,
@@ -95,6 +97,7 @@ class GatewayServer:
         self._admission = admission
         self._metrics = metrics
         self._keys = keys
+        self._dashboard = dashboard or Dashboard(None)
         self._quotas = quotas or Quotas(admission, time.time)
         self._access = access or AccessLog(settings.access_log)
         self._peers = peers
@@ -109,6 +112,7 @@ class GatewayServer:
             "/health": {"GET": self._ready},
             "/metrics": {"GET": self._metrics_text},
             "/version": {"GET": self._version},
+            STATUS_PATH: {"GET": self._dashboard_status},
             "/models": {"GET": self._models},
             "/chat/completions": {"POST": self._generate},
             "/completions": {"POST": self._generate},
@@ -159,10 +163,14 @@ class GatewayServer:
         finally:
             entry.status = entry.status if exchange.status is None else exchange.status
             entry.seconds = time.monotonic() - started
-            self._access.note(entry)
+            if exchange.path != STATUS_PATH or entry.status != 200:  # a page that looks every second would fill the log
+                self._access.note(entry)
 
     async def _answer(self, exchange: Exchange, request_id: str, entry: Entry) -> None:
         path = exchange.path
+        if path in PAGE_PATHS and exchange.method in {"GET", "HEAD"}:
+            self._dashboard.page(exchange, request_id)
+            return
         azure = _AZURE.match(path)
         if azure is not None:
             path = path[azure.end() :]
@@ -274,6 +282,12 @@ class GatewayServer:
             self._learned_of(model).note(
                 body_bytes=len(call.body), prompt_tokens=prompt, output_tokens=made or 0, seconds=max(0.0, worked_s)
             )
+        # For the dashboard: what the events of a stream let one think is put right by the engine's own count.
+        if made is not None:
+            metrics.traffic.count_tokens(model, made - call.streamed_events)
+        metrics.traffic.count_request(
+            model, failed=code.startswith("5"), first_token_s=entry.first_token_s, per_token_s=entry.per_token_s
+        )
         if asked.key is not None:
             metrics.child(metrics.key_tokens, asked.key.name, model).inc((prompt or 0) + (made or 0))
             self._quotas.leave(asked.key, prompt or 0, made or 0)
@@ -371,6 +385,11 @@ class GatewayServer:
 
     async def _version(self, asked: Asked) -> None:
         _send_json(asked, 200, {"version": __version__})
+
+    async def _dashboard_status(self, asked: Asked) -> None:
+        headers = {"Content-Type": wire.JSON_TYPE, "x-request-id": asked.request_id}
+        headers |= {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+        asked.exchange.answer(200, headers, await self._dashboard.status())
 
     # -- health -------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ import uvloop
 
 from llamarack.config import Gateway
 from llamarack.gateway.admission import Admission
+from llamarack.gateway.dashboard import Dashboard
 from llamarack.gateway.keys import Keys
 from llamarack.gateway.ledger import Ledger
 from llamarack.gateway.metrics import Metrics
@@ -50,6 +51,7 @@ class Worker:
         self._peers: PeerSocket | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._reported: dict[str, Any] = {}
+        self._report_whole = True  # a supervisor that is new knows none of the traffic
 
     async def run(self) -> None:
         stop = asyncio.Event()
@@ -93,6 +95,7 @@ class Worker:
     async def _linked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(json.dumps({"op": "gateway", "worker": self._number}).encode() + b"\n")
         self._reported = {}
+        self._report_whole = True
         reporting = asyncio.create_task(self._report(writer))
         try:
             while line := await reader.readline():
@@ -130,6 +133,7 @@ class Worker:
             admission,
             self._metrics,
             Keys(settings.api_keys_file) if settings.api_keys_file else None,
+            Dashboard(self._admin_socket),
             quotas=Quotas(
                 admission,
                 time.time,
@@ -175,9 +179,11 @@ class Worker:
             "queued": self._admission.queued,
             "stuck": self._admission.stuck,
         }
-        if counts != self._reported:
+        traffic = self._metrics.traffic.report(whole=self._report_whole)
+        if counts != self._reported or traffic:
             self._reported = json.loads(json.dumps(counts))
-            writer.write(json.dumps({"counts": counts}).encode() + b"\n")
+            self._report_whole = False
+            writer.write(json.dumps({"counts": counts, "traffic": traffic}).encode() + b"\n")
 
 
 def main() -> None:

@@ -13,14 +13,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from llamarack.config import Deployment
+from llamarack.config import Deployment, Group
 from llamarack.errors import EngineError, UsageError
 from llamarack.hardware.detect import detect_machine
+from llamarack.model.read import read_model
 from llamarack.paths import RackPaths, make_private
+from llamarack.plan.devices import claim
 from llamarack.supervise import memory_file
 from llamarack.supervise.gateways import GatewayPool
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.keeping import KeptChild, attach_child
+from llamarack.supervise.layout import plan_again
 from llamarack.supervise.replica import Replica
 from llamarack.supervise.replica_record import Remembered, ReplicaSpec
 from llamarack.supervise.state import RestartPolicy, State
@@ -82,12 +85,42 @@ def lock_holder(paths: RackPaths) -> int | None:
         return None
 
 
+Planner = Callable[[Deployment, ReplicaSpec, Group, Path, Sequence[ReplicaSpec]], ReplicaSpec]
+
+
+def plan_on_this_machine(
+    deployment: Deployment, was: ReplicaSpec, group: Group, path: Path, waiting: Sequence[ReplicaSpec]
+) -> ReplicaSpec:
+    """`waiting`: replicas that do not run at the moment and will take their share again."""
+    claimed: dict[int, int] = {}
+    for each in waiting:
+        claim(claimed, each.candidate.cards, each.candidate.host_bytes)
+    return plan_again(
+        was,
+        group,
+        path,
+        detect_machine(),
+        read_model(path),
+        deployment.supervise,
+        claimed_bytes=claimed,
+        is_kv_shared=sum(len(model.groups) for model in deployment.models) > 1,
+    )
+
+
 class Supervisor:
     """`start()`, then `run()` until `ask_stop()`; `table()` and `replicas` are for reading."""
 
-    def __init__(self, deployment: Deployment, specs: Sequence[ReplicaSpec], paths: RackPaths) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        specs: Sequence[ReplicaSpec],
+        paths: RackPaths,
+        *,
+        planner: Planner | None = None,
+    ) -> None:
         self.deployment = deployment
         self.paths = paths
+        self._planner = planner or plan_on_this_machine
         self.journal = Journal(paths.events)
         self.restarts = RestartPolicy(
             max_restarts=deployment.supervise.restarts.max, window_s=deployment.supervise.restarts.window_s
@@ -120,6 +153,13 @@ class Supervisor:
     async def card_free_bytes(self) -> Mapping[str, int | None]:
         machine = await asyncio.to_thread(detect_machine)
         return {card.uuid: card.memory_free_bytes for card in machine.cards if card.uuid is not None}
+
+    async def plan_again(self, replica: str, group: Group, path: Path) -> ReplicaSpec:
+        """The replica with other limits or another file, as this machine has room for it now. Raises ConfigError,
+        ModelError, HardwareError, DoesNotFit."""
+        was = next(each for each in self.replicas if each.id == replica)
+        waiting = [each.spec for each in self.replicas if each is not was and each.child is None]
+        return await asyncio.to_thread(self._planner, self.deployment, was.asked_spec, group, path, waiting)
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -263,6 +303,7 @@ class Supervisor:
                             was_ready=replica.state is State.READY,
                             restarts=replica.restarts,
                             last_death=replica.last_death,
+                            degraded=replica.degraded,
                         ),
                     )
                     for replica in self.replicas

@@ -7,15 +7,9 @@ from llamarack.config import Deployment, Supervise
 
 def unbuilt_settings(deployment: Deployment) -> list[str]:
     """One sentence for each such setting that differs from its default."""
-    told = [
-        f"models[{index}].fallbacks is not acted on yet: a model that runs out of memory is restarted as it is"
-        for index, model in enumerate(deployment.models)
-        if model.fallbacks
-    ]
     defaults = Supervise()
-    told += [
+    return [
         f"supervise.{name} is not acted on yet"
         for name in ("sample_s", "slots_idle_min", "webhook")
         if getattr(deployment.supervise, name) != getattr(defaults, name)
     ]
-    return told
