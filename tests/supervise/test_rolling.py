@@ -198,7 +198,7 @@ def test_never_below_the_needed_ready_replicas_where_all_fit_side_by_side(
     layouts: tuple[list[Unit], list[Unit]], fails_at: int | None
 ) -> None:
     old, new = layouts
-    room = {device: 10_000 for device in _DEVICES}
+    room = dict.fromkeys(_DEVICES, 10000)
     rack = _Rack(old, new, room, fails_at)
     rack.run()
     after = ready_by_model([Unit(id=unit.id, model=unit.model) for unit in new])

@@ -15,6 +15,7 @@ from importlib import resources
 from typing import Any
 
 import orjson
+
 from llamarack.gateway.exchange import Exchange
 from llamarack.version import __version__
 
