@@ -68,6 +68,8 @@ class Call:
     last_event_s: float | None = None
     streamed_events: int = 0
     usage: dict[str, Any] = field(default_factory=dict)
+    task: asyncio.Task[Any] | None = None
+    is_late: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +85,9 @@ class _Running:
     def note(self, reply: EngineReply) -> None:
         """The connection that it is on, from the moment it is sent."""
         self.reply = reply
+
+
+Attempt = Callable[[Call, _Running, "ClientStream | None"], Awaitable[None]]
 
 
 class Relay:
@@ -102,6 +107,7 @@ class Relay:
         self._watch = watch
         self._stuck_request_s = stuck_request_s
         self._engines = Engines()
+        self._calls: set[Call] = set()
         self._running: set[_Running] = set()
         self._streams: set[ClientStream] = set()
         self._ticking: asyncio.TimerHandle | None = None
@@ -115,35 +121,35 @@ class Relay:
     async def serve(self, call: Call) -> None:
         """Answers it. Raises RequestError only while nothing was sent to the client."""
         self._tick_soon()
-        await (self._streamed(call) if call.stream else self._whole(call))
-
-    async def _whole(self, call: Call) -> None:
-        try:
-            async with asyncio.timeout(call.deadlines.total_s):
-                await self._with_retries(call, None, self._whole_attempt)
-        except TimeoutError:
-            raise _out_of_time(call) from None
-
-    async def _streamed(self, call: Call) -> None:
+        if not call.stream:
+            await self._in_time(call, None, self._whole_attempt)
+            return
         client = ClientStream(call, self._settings.heartbeat.style)
         self._streams.add(client)
         try:
-            async with asyncio.timeout(call.deadlines.total_s):
-                await self._with_retries(call, client, self._stream_attempt)
-        except (TimeoutError, RequestError) as error:
-            failure = error if isinstance(error, RequestError) else _out_of_time(call)
+            await self._in_time(call, client, self._stream_attempt)
+        except RequestError as failure:
             if not client.committed:
-                raise failure from None
+                raise
             await client.end_with(wire.error_event(failure))
         finally:
             self._streams.discard(client)
 
-    async def _with_retries(
-        self,
-        call: Call,
-        client: ClientStream | None,
-        attempt: Callable[[Call, _Running, ClientStream | None], Awaitable[None]],
-    ) -> None:
+    async def _in_time(self, call: Call, client: ClientStream | None, attempt: Attempt) -> None:
+        """What `asyncio.timeout` does, but by the one clock: a timer of its own would cost each request as much as its
+        admission. Raises DeadlineExceeded."""
+        task = call.task = asyncio.current_task()
+        self._calls.add(call)
+        try:
+            await self._with_retries(call, client, attempt)
+        except asyncio.CancelledError:
+            if not call.is_late or task is None or task.uncancel() > 0:
+                raise  # the client left
+            raise DeadlineExceeded(f"not finished within {call.deadlines.total_s:g} s", should_retry=False) from None
+        finally:
+            self._calls.discard(call)
+
+    async def _with_retries(self, call: Call, client: ClientStream | None, attempt: Attempt) -> None:
         broke: set[str] = set()
         for number in range(_MAX_ATTEMPTS):
             reservation = await self._take(call, broke, again=number > 0)
@@ -292,12 +298,16 @@ class Relay:
         now = time.monotonic()
         for client in list(self._streams):
             client.tick(now)
+        for call in list(self._calls):
+            if now - call.arrived_monotonic_s >= call.deadlines.total_s and not call.is_late and call.task is not None:
+                call.is_late = True
+                call.task.cancel()
         for running in list(self._running):
             if self._is_stuck(running, now):
                 running.is_stuck = True
                 if running.reply is not None:
                     running.reply.break_off(Stuck())
-        if self._streams or self._running:
+        if self._calls or self._streams:
             self._tick_soon()
 
     def _is_stuck(self, running: _Running, now: float) -> bool:
@@ -387,7 +397,3 @@ def _event(value: dict[str, Any]) -> bytes:
 
 def _json_headers(call: Call) -> dict[str, str]:
     return {"Content-Type": wire.JSON_TYPE, "x-request-id": call.request_id}
-
-
-def _out_of_time(call: Call) -> RequestError:
-    return DeadlineExceeded(f"not finished within {call.deadlines.total_s:g} s", should_retry=False)

@@ -53,6 +53,7 @@ _SENDING_TIMEOUT_S = 60.0
 _ENGINE_METRICS_TIMEOUT_S = 2.0
 _PREFIX = re.compile(r"^(?:/v1)+(?=/|$)")
 _AZURE = re.compile(r"^/openai/(?:deployments/(?P<name>[^/]+(?:/[^/]+)*?)(?=/(?:chat/)?completions$|/embeddings$)|v1)")
+_KEPT_PATHS = 256
 _HEALTH_PATHS = {"/live", "/livez", "/ready", "/readyz", "/health"}
 HTTP_VARIABLE = "LLAMARACK_GATEWAY_HTTP"
 
@@ -103,6 +104,7 @@ class GatewayServer:
         self._peers = peers
         self._relay = Relay(settings, admission, metrics, self.watch, stuck_request_s)
         self._learned: dict[str, Learned] = {}
+        self._paths: dict[str, tuple[str, str | None]] = {}
         self._sending_timeout_s = min(_SENDING_TIMEOUT_S, settings.request_timeout_s)
         self._routes: dict[str, dict[str, Handler]] = {
             "/live": {"GET": self._live},
@@ -171,10 +173,12 @@ class GatewayServer:
         if path in PAGE_PATHS and exchange.method in {"GET", "HEAD"}:
             self._dashboard.page(exchange, request_id)
             return
-        azure = _AZURE.match(path)
-        if azure is not None:
-            path = path[azure.end() :]
-        path = _PREFIX.sub("", path).rstrip("/") or "/"
+        route = self._paths.get(path)
+        if route is None:
+            route = _route(path)
+            if len(self._paths) < _KEPT_PATHS:
+                self._paths[path] = route
+        path, deployment = route
         key = None
         if self._keys is not None and path not in _HEALTH_PATHS:
             key = self._keys.require(exchange.headers)
@@ -192,7 +196,6 @@ class GatewayServer:
             return
         if waits_to_continue(exchange):
             exchange.go_on()
-        deployment = azure["name"] if azure is not None else None
         await handler(
             Asked(exchange=exchange, request_id=request_id, path=path, key=key, deployment=deployment, entry=entry)
         )
@@ -459,6 +462,14 @@ class _Permitted(dict[str, ModelRow]):
 
     def __missing__(self, name: str) -> ModelRow:
         return self._all[name]
+
+
+def _route(path: str) -> tuple[str, str | None]:
+    """The one form of a path, and the model that an Azure path names."""
+    azure = _AZURE.match(path)
+    if azure is not None:
+        path = path[azure.end() :]
+    return _PREFIX.sub("", path).rstrip("/") or "/", azure["name"] if azure is not None else None
 
 
 async def _nobody() -> list[str]:
