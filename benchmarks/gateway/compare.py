@@ -130,11 +130,11 @@ async def run(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
                     continue
                 way = await stack.enter_async_context(ours(home, port, name.replace(" ", "-"), http))
                 ways[name] = (way[0], way[2], way[1])
-            for name, (argv, at) in commands(given.peers, find_nginx(given.nginx), home, port).items():
+            for name, (argv, at, key) in commands(given.peers, find_nginx(given.nginx), home, port).items():
                 if given.only and name not in given.only:
                     continue
-                process = stack.enter_context(running(argv, at, _GATEWAY_CORE, home / f"{name}.log"))
-                ways[name] = (at, None, process.pid)
+                process = stack.enter_context(running(argv, at, key, _GATEWAY_CORE, home / f"{name}.log"))
+                ways[name] = (at, key, process.pid)
             idle = {name: resident_bytes(pid) if pid else None for name, (_, _, pid) in ways.items()}
             for repeat in range(given.repeats):
                 order = list(ways)

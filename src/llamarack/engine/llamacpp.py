@@ -63,6 +63,12 @@ _MODELLED = {
     "fit_params": "the plan",
 }
 
+# Fields that its server drops without a word, with the values that ask for nothing (b11549, tried one by one).
+_IGNORED: dict[str, dict[str, tuple[object, ...]]] = {
+    "/completions": {"echo": (None, False), "suffix": (None, ""), "best_of": (None, 1)},
+    "/embeddings": {"dimensions": (None,)},
+}
+
 _FATAL = (
     FatalLine(
         # Pinned host memory that is refused is only slower; the library goes on.
@@ -110,7 +116,7 @@ _BUFFER_TERMS = {"model": "weights_bytes", "KV": "kv_bytes", "compute": "compute
 class LlamaCpp:
     name = "llamacpp"
     # The worker's own keep-alives are off; an error inside a stream comes as `error: {...}` or as a data event.
-    deviations = Deviations()
+    deviations = Deviations(ignored_fields=_IGNORED)
 
     def prepare(self, group: Group, *, on_cards: bool) -> None:
         _refuse_modelled(group)

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from llamarack.gateway.demand import Demand
 from llamarack.gateway.engine_watch import EngineWatch
 from llamarack.gateway.exchange import Exchange
 from llamarack.gateway.metrics import Metrics
-from llamarack.gateway.stream import EventTooLong, ResponsesFilter, StreamFilter
+from llamarack.gateway.stream import EventTooLong, ResponsesFilter, StreamFilter, responses_usage
 from llamarack.gateway.upstream import EngineBroke, EngineReply, Engines
 
 # Time for the engine to refuse a bad request with its own status before the 200 of a stream is committed.
@@ -68,6 +68,7 @@ class Call:
     last_event_s: float | None = None
     streamed_events: int = 0
     usage: dict[str, Any] = field(default_factory=dict)
+    fields: Sequence[str] = ()  # names in the client's body that an engine's refusal may be about
     task: asyncio.Task[Any] | None = None
     is_late: bool = False
 
@@ -210,7 +211,8 @@ class Relay:
             self._refuse(call, reply.status, body)
             return
         with contextlib.suppress(orjson.JSONDecodeError, AttributeError):
-            call.usage = orjson.loads(body).get("usage") or {}
+            usage = orjson.loads(body).get("usage") or {}
+            call.usage = responses_usage(usage) if call.shape == "responses" else usage
         call.exchange.answer(200, _json_headers(call), wire.with_closed_reasons(body))
 
     async def _stream_attempt(self, call: Call, running: _Running, client: ClientStream | None) -> None:
@@ -285,7 +287,7 @@ class Relay:
         headers = _json_headers(call)
         if status >= 500:
             headers["x-should-retry"] = "false"  # the same prompt meets the same fault
-        call.exchange.answer(status, headers, orjson.dumps(wire.engine_error_envelope(status, body)))
+        call.exchange.answer(status, headers, orjson.dumps(wire.engine_error_envelope(status, body, call.fields)))
 
     # -- the clock ----------------------------------------------------------------------------------------------
 

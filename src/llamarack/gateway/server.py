@@ -209,7 +209,7 @@ class GatewayServer:
         parsed = bodies.parse(raw, served, shape=_SHAPES[asked.path], deployment=asked.deployment)
         model = served[parsed.model]
         rows = self._admission.ready(parsed.model)
-        bodies.require_supported(parsed, asked.path, rows)
+        bodies.require_supported(parsed.value, asked.path, rows)
         learned = self._learned_of(parsed.model)
         size = await sized(raw, parsed, model, rows, learned, self._admission.pools)
         await self._relayed(
@@ -231,6 +231,7 @@ class GatewayServer:
                     asked.exchange.headers, self._settings, stream=parsed.stream, usual_s=learned.usual_s
                 ),
                 arrived_monotonic_s=arrived,
+                fields=[name for name in parsed.value if name not in _PLAIN_FIELDS],
             ),
             asked,
         )
@@ -307,6 +308,7 @@ class GatewayServer:
         served = self._served(asked.key)
         value = checked_embeddings(bodies.parse_object(raw))
         model = bodies.resolve_model(value, served, asked.deployment)
+        bodies.require_supported(value, asked.path, self._admission.ready(model))
         learned = self._learned_of(model)
         call = Call(
             exchange=embeddings_answer(asked.exchange, value, model),
@@ -446,6 +448,8 @@ class GatewayServer:
             metrics.queued.labels(model.name).set(admission.queued_of_all(model.name))
 
 
+# Words that a message may hold without being about the field.
+_PLAIN_FIELDS = frozenset({"model", "prompt", "messages", "input", "stream", "n", "user", "stop", "tools", "store"})
 _SHAPES = {"/chat/completions": "chat", "/completions": "text", "/responses": "responses"}
 
 

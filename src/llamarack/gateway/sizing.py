@@ -61,10 +61,8 @@ async def sized(
 
 
 def _smallest(rows: Sequence[ReplicaRow], pools: Mapping[str, Pool]) -> int | None:
-    sizes = [
-        pools[row.endpoint.key].kv_tokens for row in rows if row.endpoint is not None and row.endpoint.key in pools
-    ]
-    return min(sizes, default=None)
+    keys = [row.endpoint.key for row in rows if row.endpoint is not None]
+    return min((pools[key].kv_tokens for key in keys if key in pools), default=None)
 
 
 async def _counted(row: ReplicaRow, value: dict[str, Any]) -> int | None:
