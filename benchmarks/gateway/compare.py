@@ -16,8 +16,10 @@ import contextlib
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -235,6 +237,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", help="a gateway's name; several times")
     parser.add_argument("-o", "--output", type=Path, default=_RESULTS / "gateway_peers", help="without an ending")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         found = asyncio.run(run(given, Path(name)))

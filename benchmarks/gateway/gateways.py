@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 VERSIONS = {"vllm-router": "0.1.17", "sglang-router": "0.3.2", "litellm": "1.106.12"}
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 120.0
 _LITELLM = """
 model_list:
   - model_name: fake

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,8 +27,8 @@ class Clock:
         return self.now
 
 
-def key(**limits: object) -> Key:
-    return Key(name="app", sha256="0" * 64, created_unix_s=1, **limits)  # type: ignore[arg-type]
+def key(**limits: Any) -> Key:
+    return Key(name="app", sha256="0" * 64, created_unix_s=1, **limits)
 
 
 def desk() -> Admission:
