@@ -10,6 +10,6 @@ def unbuilt_settings(deployment: Deployment) -> list[str]:
     defaults = Supervise()
     return [
         f"supervise.{name} is not acted on yet"
-        for name in ("sample_s", "slots_idle_min", "webhook")
+        for name in ("sample_s", "webhook")
         if getattr(deployment.supervise, name) != getattr(defaults, name)
     ]
