@@ -47,8 +47,10 @@ class Parsed:
 
     @property
     def choices(self) -> int:
-        value = self.value.get("n")
-        return value if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_CHOICES else 1
+        """Sequences that it makes: choices of each of its prompts."""
+        value, prompt = self.value.get("n"), self.value.get("prompt")
+        prompts = len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else 1
+        return prompts * (value if isinstance(value, int) else 1)
 
 
 def parse(raw: bytes, served: dict[str, ModelRow], *, shape: str, deployment: str | None = None) -> Parsed:

@@ -146,6 +146,7 @@ class GatewayServer:
 
     async def handle(self, exchange: Exchange) -> None:
         started = time.monotonic()
+        has_left = False
         request_id = id_of(exchange.headers.get("x-request-id", ""))
         # The target is still percent-encoded: a line break in it makes no line in the log.
         entry = Entry(method=exchange.method, target=exchange.target, request_id=request_id, status=499, seconds=0.0)
@@ -158,12 +159,13 @@ class GatewayServer:
                 exchange.closing = True
             _refuse(exchange, error, request_id)
         except asyncio.CancelledError:
+            has_left = True  # perhaps after its 200
             raise
         except Exception:
             log.exception("unexpected request=%s path=%s", request_id, exchange.target)
             _refuse(exchange, LlamarackError("the gateway met a fault of its own"), request_id)
         finally:
-            entry.status = entry.status if exchange.status is None else exchange.status
+            entry.status = 499 if has_left or exchange.status is None else exchange.status
             entry.seconds = time.monotonic() - started
             if exchange.path != STATUS_PATH or entry.status != 200:  # a page that looks every second would fill the log
                 self._access.note(entry)
@@ -225,6 +227,7 @@ class GatewayServer:
                 demand=Demand(
                     caller=asked.key.name if asked.key else "",
                     tokens=size.tokens,
+                    slots=parsed.choices,
                     session=self._session(asked.exchange.headers, parsed.value),
                 ),
                 deadlines=deadlines(
@@ -257,8 +260,6 @@ class GatewayServer:
             metrics.child(metrics.cancelled, call.model).inc()
             raise
         finally:
-            if call.exchange.status is not None and code == "499":
-                asked.entry.status = 499  # its 200 was out, but it left before the end
             self._account(call, code, asked)
 
     def _account(self, call: Call, code: str, asked: Asked) -> None:
