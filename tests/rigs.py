@@ -162,13 +162,15 @@ class Address:
 
 
 @contextlib.asynccontextmanager
-async def gateway_in_process(replicas: Sequence[ReplicaRow], **settings: Any) -> AsyncIterator[Address]:
-    """The gateway's server on the test's own event loop, whose tasks can be counted."""
+async def gateway_in_process(
+    replicas: Sequence[ReplicaRow], *, http: str | None = None, **settings: Any
+) -> AsyncIterator[Address]:
+    """The gateway's server on the test's own event loop, whose tasks can be counted. `http`: fast | aiohttp."""
     chosen = Gateway.model_validate({"port": 0, **settings}, strict=False)
     admission = Admission(max_queue_requests=chosen.max_queue_requests, max_queue_s=chosen.max_queue_s)
     models = tuple(_models(replicas, Defaults(max_tokens=None), None))
     admission.apply(Table(version=1, draining=False, models=models, replicas=tuple(replicas)))
-    protocol = GatewayServer(chosen, admission, Metrics(), None).protocol_factory()
+    protocol = GatewayServer(chosen, admission, Metrics(), None).protocol_factory(http=http)
     server = await asyncio.get_running_loop().create_server(protocol, chosen.host, 0)
     try:
         host, port = server.sockets[0].getsockname()[:2]

@@ -16,8 +16,10 @@ import contextlib
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -130,11 +132,11 @@ async def run(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
                     continue
                 way = await stack.enter_async_context(ours(home, port, name.replace(" ", "-"), http))
                 ways[name] = (way[0], way[2], way[1])
-            for name, (argv, at) in commands(given.peers, find_nginx(given.nginx), home, port).items():
+            for name, (argv, at, key) in commands(given.peers, find_nginx(given.nginx), home, port).items():
                 if given.only and name not in given.only:
                     continue
-                process = stack.enter_context(running(argv, at, _GATEWAY_CORE, home / f"{name}.log"))
-                ways[name] = (at, None, process.pid)
+                process = stack.enter_context(running(argv, at, key, _GATEWAY_CORE, home / f"{name}.log"))
+                ways[name] = (at, key, process.pid)
             idle = {name: resident_bytes(pid) if pid else None for name, (_, _, pid) in ways.items()}
             for repeat in range(given.repeats):
                 order = list(ways)
@@ -235,6 +237,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", help="a gateway's name; several times")
     parser.add_argument("-o", "--output", type=Path, default=_RESULTS / "gateway_peers", help="without an ending")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         found = asyncio.run(run(given, Path(name)))

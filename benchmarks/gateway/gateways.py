@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 VERSIONS = {"vllm-router": "0.1.17", "sglang-router": "0.3.2", "litellm": "1.106.12"}
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 120.0
 _LITELLM = """
 model_list:
   - model_name: fake
     litellm_params: {model: openai/fake, api_base: "http://127.0.0.1:%d/v1", api_key: none}
 litellm_settings: {drop_params: true, request_timeout: 600}
+general_settings: {master_key: "%s"}
 """
 _NGINX = """
 worker_processes 1; daemon off; pid %(folder)s/nginx.pid; error_log %(folder)s/error.log crit;
@@ -51,16 +54,18 @@ def free_port() -> int:
         return port
 
 
-def commands(peers: Path, nginx: str | None, folder: Path, engine_port: int) -> dict[str, tuple[list[str], int]]:
-    """By name, the command and its port; those that are not installed are left out."""
-    found: dict[str, tuple[list[str], int]] = {}
+def commands(
+    peers: Path, nginx: str | None, folder: Path, engine_port: int
+) -> dict[str, tuple[list[str], int, str | None]]:
+    """By name, the command, its port, and its key where it must have one; what is not installed is left out."""
+    found: dict[str, tuple[list[str], int, str | None]] = {}
     if nginx is not None:
         port = free_port()
         home = folder / "nginx"
         home.mkdir()
         config = home / "nginx.conf"
         config.write_text(_NGINX % {"folder": home, "engine": engine_port, "port": port})
-        found["nginx"] = ([nginx, "-p", str(home), "-c", str(config)], port)
+        found["nginx"] = ([nginx, "-p", str(home), "-c", str(config)], port, None)
     url = f"http://127.0.0.1:{engine_port}"
     for name in ("vllm-router", "sglang-router"):
         program = peers / name / "bin" / name
@@ -68,18 +73,20 @@ def commands(peers: Path, nginx: str | None, folder: Path, engine_port: int) -> 
             port = free_port()
             words = ["--worker-urls", url, "--policy", "round_robin", "--host", "127.0.0.1", "--port", str(port)]
             words += ["--prometheus-port", str(free_port()), "--log-level", "error"]
-            found[name] = ([str(program), *words], port)
+            launch = ["launch"] if name == "sglang-router" else []
+            found[name] = ([str(program), *launch, *words], port, None)
     if (peers / "litellm" / "bin" / "litellm").exists():
         port = free_port()
         config = folder / "litellm.yaml"
-        config.write_text(_LITELLM % engine_port)
+        key = f"sk-{secrets.token_hex(32)}"  # it refuses to start without one
+        config.write_text(_LITELLM % (engine_port, key))
         words = ["--config", str(config), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
-        found["litellm"] = ([str(peers / "litellm" / "bin" / "litellm"), *words], port)
+        found["litellm"] = ([str(peers / "litellm" / "bin" / "litellm"), *words], port, key)
     return found
 
 
 @contextlib.contextmanager
-def running(argv: list[str], port: int, core: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(argv: list[str], port: int, key: str | None, core: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Until it answers; ended with all that it started."""
     environment = {**os.environ, "LITELLM_LOG": "ERROR", "RUST_LOG": "error", "NO_PROXY": "*", "PYTHONUNBUFFERED": "1"}
     with log.open("wb") as out:
@@ -88,7 +95,7 @@ def running(argv: list[str], port: int, core: int, log: Path) -> Iterator[subpro
         )
     try:
         deadline = time.monotonic() + _START_TIMEOUT_S
-        while not answers(port):
+        while not answers(port, key):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{argv[0]} did not start: {log.read_text(errors='replace')[-2000:]}")
             time.sleep(0.1)
@@ -104,16 +111,13 @@ def running(argv: list[str], port: int, core: int, log: Path) -> Iterator[subpro
             process.wait()
 
 
-def answers(port: int) -> bool:
+def answers(port: int, key: str | None) -> bool:
     body = b'{"model":"fake","messages":[{"role":"user","content":"x"}],"max_tokens":2}'
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/chat/completions", body, {"Content-Type": "application/json"}
-    )
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key or 'none'}"}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", body, headers)
     try:
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=5) as reply:
             return bool(reply.status == 200)
-    except urllib.error.HTTPError as error:
-        return error.code == 401  # up, and its keys are on
     except OSError:
         return False
 

@@ -24,19 +24,23 @@ def row(slots: int) -> ReplicaRow:
     )
 
 
-@given(st.integers(1, 8), st.integers(0, 9), st.integers(0, 5000), st.integers(1, 5000), st.integers(1, 5000))
+@given(
+    st.integers(1, 8), st.integers(0, 9), st.integers(0, 5000), st.integers(1, 4), st.integers(1, 5000),
+    st.integers(1, 5000),
+)  # fmt: skip
 def test_room_is_never_above_the_slots_nor_above_the_pool(
-    slots: int, requests: int, tokens: int, wanted: int, limit: int
+    slots: int, running: int, tokens: int, choices: int, wanted: int, limit: int
 ) -> None:
-    held = Held(requests=requests, tokens=tokens if requests else 0)
-    pool = Pool(kv_tokens=limit)
-    with_pool = has_room(row(slots), held, wanted, pool)
-    assert has_room(row(slots), held, wanted, None) == (requests < slots)
-    assert with_pool <= (requests < slots)
-    if with_pool and requests:
-        assert tokens + wanted <= limit
-    if not requests:
+    held = Held(slots=running, tokens=tokens if running else 0)
+    ask = Held(slots=choices, tokens=wanted)
+    with_pool = has_room(row(slots), held, ask, Pool(kv_tokens=limit))
+    if not running:
         assert with_pool  # never refused for ever
+        return
+    assert has_room(row(slots), held, ask, None) == (running + choices <= slots)
+    if with_pool:
+        assert running + choices <= slots
+        assert tokens + wanted <= limit
 
 
 @given(st.lists(st.tuples(USE, st.booleans()), max_size=60))

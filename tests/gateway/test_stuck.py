@@ -52,7 +52,7 @@ async def test_slot_stays_stuck_while_the_engine_says_that_it_runs_something(tmp
             return await slots(gateway) == {"idle": 1, "busy": 0, "stuck": 1}
 
         await until(is_stuck, "it counts as stuck")
-        assert gateway.counts_of("stuck") == 1
+        await until(lambda: gateway.counts_of("stuck") == 1, "the supervisor is told")
         assert gateway.counts_of("in_flight") == 1
         await engine.order(metrics_lie="")
         await until(lambda: gateway.counts_of("in_flight") == 0, "the engine shows that it is free")

@@ -185,7 +185,7 @@ async def test_free_slot_left_to_a_worker_that_does_not_take_it_is_not_lost(tmp_
 
 def test_part_of_a_worker_that_died_while_writing_counts_as_empty_and_is_cleared_by_the_next(tmp_path: Path) -> None:
     here, other = Ledger(tmp_path, 0, 2), Ledger(tmp_path, 1, 2)
-    part = Part(held={"a": Held(requests=2, tokens=9)}, callers={"k": (1, 2, 3, 4, 5)})
+    part = Part(held={"a": Held(slots=2, tokens=9)}, callers={"k": (1, 2, 3, 4, 5)})
     with other.locked():
         other.publish(part)
     assert here.others() == [(1, part)]

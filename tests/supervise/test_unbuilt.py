@@ -13,8 +13,8 @@ def test_defaults_need_no_word() -> None:
 def test_each_setting_without_effect_is_named() -> None:
     text = """
 models: [{name: a, path: a.gguf}]
-supervise: {webhook: "http://127.0.0.1/hook", slots_idle_min: 1, sample_s: 1}
+supervise: {webhook: "http://127.0.0.1/hook", sample_s: 1}
 """
     told = " ".join(unbuilt_settings(parse(text).deployment))
-    for name in ("webhook", "slots_idle_min", "sample_s"):
+    for name in ("webhook", "sample_s"):
         assert name in told

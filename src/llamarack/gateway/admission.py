@@ -38,6 +38,7 @@ class Reservation:
     model: str
     caller: str
     tokens: int
+    slots: int = 1
     is_stuck: bool = False
 
     @property
@@ -51,6 +52,7 @@ class _Waiter:
     excluded: Container[str]
     caller: str
     tokens: int
+    slots: int
     session: bytes | None
     first: bool
     since_monotonic_s: float
@@ -97,7 +99,7 @@ class Admission:
     @property
     def in_flight(self) -> dict[str, int]:
         """Requests of this worker at each replica; those given up but not proven gone are among them."""
-        return {replica: held.requests for replica, held in self.held.items()}
+        return {replica: held.slots for replica, held in self.held.items()}
 
     @property
     def queued(self) -> dict[str, int]:
@@ -106,7 +108,7 @@ class Admission:
     def in_flight_of_all(self, replica: str) -> int:
         """Over all workers."""
         others = self._ledger.others() if self._ledger else []
-        return total_held(replica, self.held.get(replica, NOTHING), others).requests
+        return total_held(replica, self.held.get(replica, NOTHING), others).slots
 
     def stuck_of_all(self, replica: str) -> int:
         others = self._ledger.others() if self._ledger else []
@@ -167,7 +169,9 @@ class Admission:
         if line is None:
             line = self._lines[model] = _Line()
         if self._ledger is None and not len(line.queue):  # the usual way, without what waiting needs
-            granted = self._choose(line, model, excluded, demand.caller, demand.tokens, demand.session)
+            granted = self._choose(
+                line, model, excluded, demand.caller, Held(slots=demand.slots, tokens=demand.tokens), demand.session
+            )
             if granted is not None:
                 return granted
         waiter = _Waiter(
@@ -175,6 +179,7 @@ class Admission:
             excluded=excluded,
             caller=demand.caller,
             tokens=demand.tokens,
+            slots=demand.slots,
             session=demand.session,
             first=again,
             since_monotonic_s=time.monotonic(),
@@ -197,13 +202,13 @@ class Admission:
         """Returns one reservation, once."""
         with self._deciding():
             held = self.held[reservation.id]
-            left = Held(requests=held.requests - 1, tokens=held.tokens - reservation.tokens)
-            if left.requests:
+            left = Held(slots=held.slots - reservation.slots, tokens=held.tokens - reservation.tokens)
+            if left.slots:
                 self.held[reservation.id] = left
             else:
                 del self.held[reservation.id]
             if reservation.is_stuck:
-                self._count_stuck(reservation, -1)
+                self._count_stuck(reservation, -reservation.slots)
             line = self._lines.get(reservation.model)
             if line is not None:
                 self._dispatch_locked(reservation.model, line, polite=True)
@@ -213,7 +218,7 @@ class Admission:
         """Given up, but the engine has not shown yet that the slot is free: it stays taken."""
         with self._deciding():
             reservation.is_stuck = True
-            self._count_stuck(reservation, 1)
+            self._count_stuck(reservation, reservation.slots)
 
     def rung(self) -> None:
         """Another worker gave something back, or a free slot was left to one that did not take it."""
@@ -321,10 +326,11 @@ class Admission:
             self._look_again_soon()
 
     def _choose_for(self, line: _Line, model: str, waiter: _Waiter) -> Reservation | None:
-        return self._choose(line, model, waiter.excluded, waiter.caller, waiter.tokens, waiter.session)
+        wanted = Held(slots=waiter.slots, tokens=waiter.tokens)
+        return self._choose(line, model, waiter.excluded, waiter.caller, wanted, waiter.session)
 
     def _choose(
-        self, line: _Line, model: str, excluded: Container[str], caller: str, tokens: int, session: bytes | None
+        self, line: _Line, model: str, excluded: Container[str], caller: str, wanted: Held, session: bytes | None
     ) -> Reservation | None:
         free: list[ReplicaRow] = []
         homes: list[ReplicaRow] = []
@@ -336,10 +342,10 @@ class Admission:
                 continue
             homes.append(row)
             held = total_held(row.id, self.held.get(row.id, NOTHING), self._others)
-            share[row.id] = held.requests / row.slots
-            if has_room(row, held, tokens, self.pools.get(row.endpoint.key)):
+            share[row.id] = held.slots / row.slots
+            if has_room(row, held, wanted, self.pools.get(row.endpoint.key)):
                 free.append(row)
-            has_slot = has_slot or held.requests < row.slots
+            has_slot = has_slot or held.slots + wanted.slots <= row.slots
         chosen = choose(
             free,
             lambda row: share[row.id],
@@ -354,9 +360,8 @@ class Admission:
             return None
         self._turn += 1
         self._chosen_at[chosen.id] = self._turn
-        held = self.held.get(chosen.id, NOTHING)
-        self.held[chosen.id] = Held(requests=held.requests + 1, tokens=held.tokens + tokens)
-        return Reservation(row=chosen, model=model, caller=caller, tokens=tokens)
+        self.held[chosen.id] = self.held.get(chosen.id, NOTHING).plus(wanted)
+        return Reservation(row=chosen, model=model, caller=caller, tokens=wanted.tokens, slots=wanted.slots)
 
     def _count_stuck(self, reservation: Reservation, change: int) -> None:
         count = self.stuck.get(reservation.id, 0) + change

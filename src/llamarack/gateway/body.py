@@ -47,8 +47,10 @@ class Parsed:
 
     @property
     def choices(self) -> int:
-        value = self.value.get("n")
-        return value if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_CHOICES else 1
+        """Sequences that it makes: choices of each of its prompts."""
+        value, prompt = self.value.get("n"), self.value.get("prompt")
+        prompts = len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else 1
+        return prompts * (value if isinstance(value, int) else 1)
 
 
 def parse(raw: bytes, served: dict[str, ModelRow], *, shape: str, deployment: str | None = None) -> Parsed:
@@ -111,17 +113,19 @@ def _require_fields(value: dict[str, Any], shape: str) -> None:
         )
 
 
-def require_supported(parsed: Parsed, path: str, rows: Sequence[ReplicaRow]) -> None:
+def require_supported(value: dict[str, Any], path: str, rows: Sequence[ReplicaRow]) -> None:
     """Raises BadRequest for a field that every engine of the model would drop without a word."""
     engines = {row.engine for row in rows}
     if not engines:
         return
     tables = [ADAPTORS[engine].deviations.ignored_fields.get(path, {}) for engine in engines]
     for name, harmless in tables[0].items():
-        if name in parsed.value and all(name in table for table in tables):
-            value = parsed.value[name]
-            if value not in harmless:
-                raise BadRequest(f"`{name}`: {' and '.join(sorted(engines))} cannot do this here", param=name)
+        if name in value and all(name in table for table in tables) and value[name] not in harmless:
+            raise BadRequest(
+                f"`{name}`: {' and '.join(sorted(engines))} cannot do this, {shown(value[name])} given",
+                hint=f"leave `{name}` out",
+                param=name,
+            )
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:

@@ -38,6 +38,7 @@ _FILES = {
     "/dashboard/icon.svg": ("icon.svg", "image/svg+xml"),
     "/favicon.ico": ("icon.svg", "image/svg+xml"),
 }
+PAGE_PATHS = frozenset(_FILES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +60,9 @@ class Dashboard:
         self._is_here = False
         self._asking = asyncio.Lock()
 
-    def serve_file(self, exchange: Exchange, request_id: str) -> bool:
-        """Answers a request for one of the page's files; false, and nothing done, for any other."""
-        asset = self._assets.get(exchange.path)
-        if asset is None or exchange.method not in {"GET", "HEAD"}:
-            return False
+    def page(self, exchange: Exchange, request_id: str) -> None:
+        """Answers with the static file of one of `PAGE_PATHS`."""
+        asset = self._assets[exchange.path]
         headers = {
             "Content-Type": asset.kind,
             "Content-Security-Policy": _POLICY,
@@ -78,7 +77,6 @@ class Dashboard:
             exchange.answer(304, headers, b"")
         else:
             exchange.answer(200, headers, asset.body)
-        return True
 
     async def status(self) -> bytes:
         """The newest record as JSON, with its age. An absent supervisor leaves the last one standing, and says so."""

@@ -23,10 +23,12 @@ _EVERY = 16  # requests between two looks at the window
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
     """`caller`: whose key; the queue is fair between callers. `tokens`: prompt and output that it will hold in the KV
-    cache at its end. `session`: what requests of one conversation have in common, or None."""
+    cache at its end. `slots`: sequences at once, one for each choice of each prompt. `session`: what requests of one
+    conversation have in common, or None."""
 
     caller: str = ""
     tokens: int = 1
+    slots: int = 1
     session: bytes | None = None
 
 

@@ -16,6 +16,7 @@ from llamarack.gateway.exchange import Exchange
 _FORMATS = ("float", "base64")
 # How engines say that this model, or they themselves, have none.
 _HAS_NONE = frozenset({404, 405, 501})
+_NOT_FOR_EMBEDDINGS = (b"not support Embeddings", b"Pooling type", b"not support embeddings")
 
 
 def checked_embeddings(value: dict[str, Any]) -> dict[str, Any]:
@@ -55,10 +56,10 @@ class _EmbeddingsExchange:
             setattr(self._exchange, name, value)
 
     def answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        if status in _HAS_NONE or (status in {400, 500} and b"mbedding" in body and b"support" in body):
+        if status in _HAS_NONE or (status in {400, 500} and any(words in body for words in _NOT_FOR_EMBEDDINGS)):
             error = BadRequest(
                 f"the model `{self._model}` is served for generation, not for embeddings",
-                hint="llama.cpp: engine_args: {embedding: true}; vllm: engine_args: {runner: pooling}",
+                hint="engine_args: {embedding: true, pooling_type: mean} (llamacpp), {runner: pooling} (vllm)",
                 param="model",
             )
             status, body = error.http_status, wire.error_body(error)

@@ -6,6 +6,7 @@ Asked over the metrics page and not through the engine's queue, once in a while,
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ _LONGEST_INTERVAL_S = 1.0
 _TIMEOUT_S = 2.0
 # A request sent this moment may not be counted by the engine yet: one look could take it for the stuck one's end.
 _PROOFS = 2
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -44,13 +48,19 @@ class EngineWatch:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(self._interval_s)
-            rows = {row.id: row for row in self._admission.table.replicas if row.endpoint is not None}
-            self._free_those_of_dead_engines(rows)
-            wanted = self.suspects() | {each.id for each in self._unproven}
-            wanted |= {row.id for row in rows.values() if self._shares_its_cache(row)}
-            await asyncio.gather(*(self._look(rows[id]) for id in wanted if id in rows))
-            live = {row.endpoint.key for row in rows.values() if row.endpoint is not None}
-            self._seen = {key: seen for key, seen in self._seen.items() if key in live}
+            try:
+                await self._round()
+            except Exception:
+                log.exception("engine_watch")  # the next round may do better; without it no stuck slot would be freed
+
+    async def _round(self) -> None:
+        rows = {row.id: row for row in self._admission.table.replicas if row.endpoint is not None}
+        self._free_those_of_dead_engines(rows)
+        wanted = self.suspects() | {each.id for each in self._unproven}
+        wanted |= {row.id for row in rows.values() if self._shares_its_cache(row)}
+        await asyncio.gather(*(self._look(rows[id]) for id in wanted if id in rows))
+        live = {row.endpoint.key for row in rows.values() if row.endpoint is not None}
+        self._seen = {key: seen for key, seen in self._seen.items() if key in live}
 
     def hold(self, reservation: Reservation) -> None:
         """Its request was given up; the slot stays taken until the engine shows that it is free."""

@@ -34,6 +34,7 @@ _SWEEP_S = 0.25
 _LINGER_S = 2.0
 # Sent ahead of the answer to the request before; more is not read until that one is answered.
 _MOST_AHEAD_BYTES = 256 * 1024
+_NOT_MODIFIED = 304
 _REASONS = {status.value: status.phrase for status in http.HTTPStatus}
 
 log = logging.getLogger(__name__)
@@ -437,7 +438,8 @@ class FastExchange:
 
     def answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self.status = status
-        head = head_bytes(status, {**headers, "Content-Length": str(len(body)), **self._connection_header()})
+        length = {} if status == _NOT_MODIFIED else {"Content-Length": str(len(body))}  # that would be the file's
+        head = head_bytes(status, {**headers, **length, **self._connection_header()})
         self._connection.write(head if self.method == "HEAD" else head + body)
         self.is_ended = True
 

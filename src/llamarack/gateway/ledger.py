@@ -70,6 +70,8 @@ class Ledger:
         self._map.close()
         os.close(self._fd)
         self.bell.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._bells[self._worker])
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -97,7 +99,7 @@ class Ledger:
     def publish(self, part: Part) -> None:
         data = orjson.dumps(
             {
-                "held": {name: (held.requests, held.tokens) for name, held in part.held.items()},
+                "held": {name: (held.slots, held.tokens) for name, held in part.held.items()},
                 "stuck": part.stuck,
                 "queued": part.queued,
                 "oldest": part.oldest,
@@ -141,7 +143,7 @@ def _parsed(data: bytes) -> Part:
     try:
         value = orjson.loads(data)
         return Part(
-            held={name: Held(requests=held[0], tokens=held[1]) for name, held in value["held"].items()},
+            held={name: Held(slots=held[0], tokens=held[1]) for name, held in value["held"].items()},
             stuck=value["stuck"],
             queued=value["queued"],
             oldest=value["oldest"],

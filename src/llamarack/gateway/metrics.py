@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from llamarack.supervise.traffic import TrafficLog
 
 _LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-_TOKEN_BUCKETS_S = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
+_TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|Inf|NaN)"
 # A line of any other form would make a scraper refuse the whole page.
 _SAMPLE = re.compile(rf"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{{.*\}})?( {_NUMBER}(?: -?\d+)?)$")
@@ -26,8 +26,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.counted = CollectorRegistry()
+        self.traffic = TrafficLog()
         self.state = CollectorRegistry()
-        self.traffic = TrafficLog()  # what the dashboard shows
         self.requests = self._counter("requests", "Requests answered", ["model", "code"])
         self.cancelled = self._counter("requests_cancelled", "Requests whose client left before the end", ["model"])
         self.rejected = self._counter("requests_rejected", "Requests that the gateway refused", ["model", "reason"])

@@ -27,6 +27,7 @@ class PeerSocket:
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
+            self._paths[self._worker].unlink(missing_ok=True)
 
     async def texts(self) -> list[str]:
         """Of all others that answer."""

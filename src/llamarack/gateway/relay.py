@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from llamarack.gateway.demand import Demand
 from llamarack.gateway.engine_watch import EngineWatch
 from llamarack.gateway.exchange import Exchange
 from llamarack.gateway.metrics import Metrics
-from llamarack.gateway.stream import EventTooLong, ResponsesFilter, StreamFilter
+from llamarack.gateway.stream import EventTooLong, ResponsesFilter, StreamFilter, responses_usage
 from llamarack.gateway.upstream import EngineBroke, EngineReply, Engines
 
 # Time for the engine to refuse a bad request with its own status before the 200 of a stream is committed.
@@ -66,8 +66,11 @@ class Call:
     sent_monotonic_s: float | None = None
     first_event_s: float | None = None
     last_event_s: float | None = None
-    streamed_events: int = 0  # of a stream that came to its end
+    streamed_events: int = 0
     usage: dict[str, Any] = field(default_factory=dict)
+    fields: Sequence[str] = ()  # names in the client's body that an engine's refusal may be about
+    task: asyncio.Task[Any] | None = None
+    is_late: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +86,9 @@ class _Running:
     def note(self, reply: EngineReply) -> None:
         """The connection that it is on, from the moment it is sent."""
         self.reply = reply
+
+
+Attempt = Callable[[Call, _Running, "ClientStream | None"], Awaitable[None]]
 
 
 class Relay:
@@ -102,6 +108,7 @@ class Relay:
         self._watch = watch
         self._stuck_request_s = stuck_request_s
         self._engines = Engines()
+        self._calls: set[Call] = set()
         self._running: set[_Running] = set()
         self._streams: set[ClientStream] = set()
         self._ticking: asyncio.TimerHandle | None = None
@@ -115,35 +122,35 @@ class Relay:
     async def serve(self, call: Call) -> None:
         """Answers it. Raises RequestError only while nothing was sent to the client."""
         self._tick_soon()
-        await (self._streamed(call) if call.stream else self._whole(call))
-
-    async def _whole(self, call: Call) -> None:
-        try:
-            async with asyncio.timeout(call.deadlines.total_s):
-                await self._with_retries(call, None, self._whole_attempt)
-        except TimeoutError:
-            raise _out_of_time(call) from None
-
-    async def _streamed(self, call: Call) -> None:
+        if not call.stream:
+            await self._in_time(call, None, self._whole_attempt)
+            return
         client = ClientStream(call, self._settings.heartbeat.style)
         self._streams.add(client)
         try:
-            async with asyncio.timeout(call.deadlines.total_s):
-                await self._with_retries(call, client, self._stream_attempt)
-        except (TimeoutError, RequestError) as error:
-            failure = error if isinstance(error, RequestError) else _out_of_time(call)
+            await self._in_time(call, client, self._stream_attempt)
+        except RequestError as failure:
             if not client.committed:
-                raise failure from None
+                raise
             await client.end_with(wire.error_event(failure))
         finally:
             self._streams.discard(client)
 
-    async def _with_retries(
-        self,
-        call: Call,
-        client: ClientStream | None,
-        attempt: Callable[[Call, _Running, ClientStream | None], Awaitable[None]],
-    ) -> None:
+    async def _in_time(self, call: Call, client: ClientStream | None, attempt: Attempt) -> None:
+        """What `asyncio.timeout` does, but by the one clock: a timer of its own would cost each request as much as its
+        admission. Raises DeadlineExceeded."""
+        task = call.task = asyncio.current_task()
+        self._calls.add(call)
+        try:
+            await self._with_retries(call, client, attempt)
+        except asyncio.CancelledError:
+            if not call.is_late or task is None or task.uncancel() > 0:
+                raise  # the client left
+            raise DeadlineExceeded(f"not finished within {call.deadlines.total_s:g} s", should_retry=False) from None
+        finally:
+            self._calls.discard(call)
+
+    async def _with_retries(self, call: Call, client: ClientStream | None, attempt: Attempt) -> None:
         broke: set[str] = set()
         for number in range(_MAX_ATTEMPTS):
             reservation = await self._take(call, broke, again=number > 0)
@@ -204,7 +211,8 @@ class Relay:
             self._refuse(call, reply.status, body)
             return
         with contextlib.suppress(orjson.JSONDecodeError, AttributeError):
-            call.usage = orjson.loads(body).get("usage") or {}
+            usage = orjson.loads(body).get("usage") or {}
+            call.usage = responses_usage(usage) if call.shape == "responses" else usage
         call.exchange.answer(200, _json_headers(call), wire.with_closed_reasons(body))
 
     async def _stream_attempt(self, call: Call, running: _Running, client: ClientStream | None) -> None:
@@ -227,12 +235,17 @@ class Relay:
             else:
                 events = StreamFilter(ADAPTORS[row.engine].deviations, hide_usage=call.hide_usage)
 
+            traffic = self._metrics.traffic
+
             def take(chunk: bytes) -> bool:
                 """Straight from the engine's socket to the client's."""
                 data = events.feed(chunk)
                 now = running.progress_monotonic_s = time.monotonic()
-                self._metrics.traffic.count_tokens(call.model, events.state.passed_events - client.passed_events)
-                client.passed_events = events.state.passed_events
+                made = events.state.passed_events - client.passed_events
+                if made:
+                    traffic.count_tokens(call.model, made)
+                    client.passed_events += made
+                    call.streamed_events = client.passed_events
                 if data:
                     call.last_event_s = now - call.arrived_monotonic_s
                     if call.first_event_s is None:
@@ -242,7 +255,7 @@ class Relay:
 
             exchange.on_flow = reply.pause
             await reply.pump(take)
-            call.usage, call.streamed_events = events.state.usage or {}, client.passed_events
+            call.usage = events.state.usage or {}
             if events.state.error is not None:
                 await client.end_with(_event(events.state.error))
             elif not events.state.done:
@@ -274,7 +287,7 @@ class Relay:
         headers = _json_headers(call)
         if status >= 500:
             headers["x-should-retry"] = "false"  # the same prompt meets the same fault
-        call.exchange.answer(status, headers, orjson.dumps(wire.engine_error_envelope(status, body)))
+        call.exchange.answer(status, headers, orjson.dumps(wire.engine_error_envelope(status, body, call.fields)))
 
     # -- the clock ----------------------------------------------------------------------------------------------
 
@@ -287,12 +300,16 @@ class Relay:
         now = time.monotonic()
         for client in list(self._streams):
             client.tick(now)
+        for call in list(self._calls):
+            if now - call.arrived_monotonic_s >= call.deadlines.total_s and not call.is_late and call.task is not None:
+                call.is_late = True
+                call.task.cancel()
         for running in list(self._running):
             if self._is_stuck(running, now):
                 running.is_stuck = True
                 if running.reply is not None:
                     running.reply.break_off(Stuck())
-        if self._streams or self._running:
+        if self._calls or self._streams:
             self._tick_soon()
 
     def _is_stuck(self, running: _Running, now: float) -> bool:
@@ -382,7 +399,3 @@ def _event(value: dict[str, Any]) -> bytes:
 
 def _json_headers(call: Call) -> dict[str, str]:
     return {"Content-Type": wire.JSON_TYPE, "x-request-id": call.request_id}
-
-
-def _out_of_time(call: Call) -> RequestError:
-    return DeadlineExceeded(f"not finished within {call.deadlines.total_s:g} s", should_retry=False)

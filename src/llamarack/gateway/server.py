@@ -29,7 +29,7 @@ from llamarack.gateway import body as bodies
 from llamarack.gateway import wire
 from llamarack.gateway.access_log import AccessLog, Entry
 from llamarack.gateway.admission import Admission
-from llamarack.gateway.dashboard import STATUS_PATH, Dashboard
+from llamarack.gateway.dashboard import PAGE_PATHS, STATUS_PATH, Dashboard
 from llamarack.gateway.deadlines import deadlines
 from llamarack.gateway.demand import Demand, Learned
 from llamarack.gateway.embeddings import checked_embeddings, embeddings_answer
@@ -53,6 +53,7 @@ _SENDING_TIMEOUT_S = 60.0
 _ENGINE_METRICS_TIMEOUT_S = 2.0
 _PREFIX = re.compile(r"^(?:/v1)+(?=/|$)")
 _AZURE = re.compile(r"^/openai/(?:deployments/(?P<name>[^/]+(?:/[^/]+)*?)(?=/(?:chat/)?completions$|/embeddings$)|v1)")
+_KEPT_PATHS = 256
 _HEALTH_PATHS = {"/live", "/livez", "/ready", "/readyz", "/health"}
 HTTP_VARIABLE = "LLAMARACK_GATEWAY_HTTP"
 
@@ -85,24 +86,25 @@ class GatewayServer:
         admission: Admission,
         metrics: Metrics,
         keys: Keys | None,
+        dashboard: Dashboard | None = None,
         *,
         quotas: Quotas | None = None,
         stuck_request_s: float = 300.0,
         access: AccessLog | None = None,
         peers: Peers | None = None,
-        dashboard: Dashboard | None = None,
     ) -> None:
         self.watch = EngineWatch(admission, stuck_request_s)
         self._settings = settings
         self._admission = admission
         self._metrics = metrics
         self._keys = keys
+        self._dashboard = dashboard or Dashboard(None)
         self._quotas = quotas or Quotas(admission, time.time)
         self._access = access or AccessLog(settings.access_log)
         self._peers = peers
-        self._dashboard = dashboard or Dashboard(None)
         self._relay = Relay(settings, admission, metrics, self.watch, stuck_request_s)
         self._learned: dict[str, Learned] = {}
+        self._paths: dict[str, tuple[str, str | None]] = {}
         self._sending_timeout_s = min(_SENDING_TIMEOUT_S, settings.request_timeout_s)
         self._routes: dict[str, dict[str, Handler]] = {
             "/live": {"GET": self._live},
@@ -144,6 +146,7 @@ class GatewayServer:
 
     async def handle(self, exchange: Exchange) -> None:
         started = time.monotonic()
+        has_left = False
         request_id = id_of(exchange.headers.get("x-request-id", ""))
         # The target is still percent-encoded: a line break in it makes no line in the log.
         entry = Entry(method=exchange.method, target=exchange.target, request_id=request_id, status=499, seconds=0.0)
@@ -156,25 +159,28 @@ class GatewayServer:
                 exchange.closing = True
             _refuse(exchange, error, request_id)
         except asyncio.CancelledError:
+            has_left = True  # perhaps after its 200
             raise
         except Exception:
             log.exception("unexpected request=%s path=%s", request_id, exchange.target)
             _refuse(exchange, LlamarackError("the gateway met a fault of its own"), request_id)
         finally:
-            entry.status = entry.status if exchange.status is None else exchange.status
+            entry.status = 499 if has_left or exchange.status is None else exchange.status
             entry.seconds = time.monotonic() - started
-            # A page that looks every second would fill the log with itself.
-            if exchange.path != STATUS_PATH or entry.status != 200:
+            if exchange.path != STATUS_PATH or entry.status != 200:  # a page that looks every second would fill the log
                 self._access.note(entry)
 
     async def _answer(self, exchange: Exchange, request_id: str, entry: Entry) -> None:
-        if self._dashboard.serve_file(exchange, request_id):
-            return
         path = exchange.path
-        azure = _AZURE.match(path)
-        if azure is not None:
-            path = path[azure.end() :]
-        path = _PREFIX.sub("", path).rstrip("/") or "/"
+        if path in PAGE_PATHS and exchange.method in {"GET", "HEAD"}:
+            self._dashboard.page(exchange, request_id)
+            return
+        route = self._paths.get(path)
+        if route is None:
+            route = _route(path)
+            if len(self._paths) < _KEPT_PATHS:
+                self._paths[path] = route
+        path, deployment = route
         key = None
         if self._keys is not None and path not in _HEALTH_PATHS:
             key = self._keys.require(exchange.headers)
@@ -192,7 +198,6 @@ class GatewayServer:
             return
         if waits_to_continue(exchange):
             exchange.go_on()
-        deployment = azure["name"] if azure is not None else None
         await handler(
             Asked(exchange=exchange, request_id=request_id, path=path, key=key, deployment=deployment, entry=entry)
         )
@@ -206,7 +211,7 @@ class GatewayServer:
         parsed = bodies.parse(raw, served, shape=_SHAPES[asked.path], deployment=asked.deployment)
         model = served[parsed.model]
         rows = self._admission.ready(parsed.model)
-        bodies.require_supported(parsed, asked.path, rows)
+        bodies.require_supported(parsed.value, asked.path, rows)
         learned = self._learned_of(parsed.model)
         size = await sized(raw, parsed, model, rows, learned, self._admission.pools)
         await self._relayed(
@@ -222,12 +227,14 @@ class GatewayServer:
                 demand=Demand(
                     caller=asked.key.name if asked.key else "",
                     tokens=size.tokens,
+                    slots=parsed.choices,
                     session=self._session(asked.exchange.headers, parsed.value),
                 ),
                 deadlines=deadlines(
                     asked.exchange.headers, self._settings, stream=parsed.stream, usual_s=learned.usual_s
                 ),
                 arrived_monotonic_s=arrived,
+                fields=[name for name in parsed.value if name not in _PLAIN_FIELDS],
             ),
             asked,
         )
@@ -253,8 +260,6 @@ class GatewayServer:
             metrics.child(metrics.cancelled, call.model).inc()
             raise
         finally:
-            if call.exchange.status is not None and code == "499":
-                asked.entry.status = 499  # its 200 was out, but it left before the end
             self._account(call, code, asked)
 
     def _account(self, call: Call, code: str, asked: Asked) -> None:
@@ -270,7 +275,6 @@ class GatewayServer:
             if made and made > 1 and call.last_event_s is not None:
                 entry.per_token_s = (call.last_event_s - call.first_event_s) / (made - 1)
                 metrics.child(metrics.per_token, model).observe(entry.per_token_s)
-        self._count_traffic(call, code, entry.per_token_s)
         if prompt is not None:
             metrics.child(metrics.prompt_tokens, model).inc(prompt)
             entry.prompt_tokens = prompt
@@ -283,19 +287,15 @@ class GatewayServer:
             self._learned_of(model).note(
                 body_bytes=len(call.body), prompt_tokens=prompt, output_tokens=made or 0, seconds=max(0.0, worked_s)
             )
+        # For the dashboard: what the events of a stream let one think is put right by the engine's own count.
+        if made is not None:
+            metrics.traffic.count_tokens(model, made - call.streamed_events)
+        metrics.traffic.count_request(
+            model, failed=code.startswith("5"), first_token_s=entry.first_token_s, per_token_s=entry.per_token_s
+        )
         if asked.key is not None:
             metrics.child(metrics.key_tokens, asked.key.name, model).inc((prompt or 0) + (made or 0))
             self._quotas.leave(asked.key, prompt or 0, made or 0)
-
-    def _count_traffic(self, call: Call, code: str, per_token_s: float | None) -> None:
-        """For the dashboard: what the events of a stream let one think is put right by the engine's own count."""
-        traffic = self._metrics.traffic
-        made = _count(call.usage, "completion_tokens")
-        if made is not None:
-            traffic.count_tokens(call.model, made - call.streamed_events)
-        traffic.count_request(
-            call.model, failed=code.startswith("5"), first_token_s=call.first_event_s, per_token_s=per_token_s
-        )
 
     def _learned_of(self, model: str) -> Learned:
         known = self._learned.get(model)
@@ -309,6 +309,7 @@ class GatewayServer:
         served = self._served(asked.key)
         value = checked_embeddings(bodies.parse_object(raw))
         model = bodies.resolve_model(value, served, asked.deployment)
+        bodies.require_supported(value, asked.path, self._admission.ready(model))
         learned = self._learned_of(model)
         call = Call(
             exchange=embeddings_answer(asked.exchange, value, model),
@@ -392,9 +393,9 @@ class GatewayServer:
         _send_json(asked, 200, {"version": __version__})
 
     async def _dashboard_status(self, asked: Asked) -> None:
-        head = {"Content-Type": wire.JSON_TYPE, "x-request-id": asked.request_id}
-        head |= {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-        asked.exchange.answer(200, head, await self._dashboard.status())
+        headers = {"Content-Type": wire.JSON_TYPE, "x-request-id": asked.request_id}
+        headers |= {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+        asked.exchange.answer(200, headers, await self._dashboard.status())
 
     # -- health -------------------------------------------------------------------------------------------------
 
@@ -448,6 +449,8 @@ class GatewayServer:
             metrics.queued.labels(model.name).set(admission.queued_of_all(model.name))
 
 
+# Words that a message may hold without being about the field.
+_PLAIN_FIELDS = frozenset({"model", "prompt", "messages", "input", "stream", "n", "user", "stop", "tools", "store"})
 _SHAPES = {"/chat/completions": "chat", "/completions": "text", "/responses": "responses"}
 
 
@@ -464,6 +467,14 @@ class _Permitted(dict[str, ModelRow]):
 
     def __missing__(self, name: str) -> ModelRow:
         return self._all[name]
+
+
+def _route(path: str) -> tuple[str, str | None]:
+    """The one form of a path, and the model that an Azure path names."""
+    azure = _AZURE.match(path)
+    if azure is not None:
+        path = path[azure.end() :]
+    return _PREFIX.sub("", path).rstrip("/") or "/", azure["name"] if azure is not None else None
 
 
 async def _nobody() -> list[str]:

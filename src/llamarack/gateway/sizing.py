@@ -46,9 +46,8 @@ async def sized(
     output = learned.output_tokens(limit) * parsed.choices
     if not rows:
         return Size(tokens=guess + output)
-    context = max(row.context_tokens for row in rows)
-    pool = min((pools[row.endpoint.key].kv_tokens for row in rows if row.endpoint and row.endpoint.key in pools),
-               default=None)  # fmt: skip
+    context = max([row.context_tokens for row in rows])
+    pool = _smallest(rows, pools) if pools else None
     near = guess >= _NEAR_CONTEXT * context or (pool is not None and guess >= _NEAR_POOL * pool)
     exact = await _counted(rows[0], parsed.value) if near else None
     if exact is None:
@@ -59,6 +58,11 @@ async def sized(
             param="messages" if parsed.shape == "chat" else "prompt",
         )
     return Size(tokens=exact + min(output, (context - exact) * parsed.choices), room_tokens=context - exact)
+
+
+def _smallest(rows: Sequence[ReplicaRow], pools: Mapping[str, Pool]) -> int | None:
+    keys = [row.endpoint.key for row in rows if row.endpoint is not None]
+    return min((pools[key].kv_tokens for key in keys if key in pools), default=None)
 
 
 async def _counted(row: ReplicaRow, value: dict[str, Any]) -> int | None:

@@ -53,6 +53,7 @@ class EngineReply(asyncio.Protocol):
         self._held_bytes = 0
         self._is_paused = False
         self._framed = False  # by length or chunks; else the end of the connection ends the body
+        self._keeps_alive = False
         self._heard = False
         self._ended = False
         self._closed = False
@@ -137,7 +138,7 @@ class EngineReply(asyncio.Protocol):
             self._waits_for_end.cancel()
             self._waits_for_end = None
         assert self._pool is not None
-        if self._parser.should_keep_alive() and not self._is_paused:
+        if self._keeps_alive and not self._is_paused:
             self._pool.keep(self._key, self)
         else:
             self.drop()
@@ -212,6 +213,7 @@ class EngineReply(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
+        self._keeps_alive = self._parser.should_keep_alive()  # forgotten by the parser at the message's end
         if not self._head.done():
             self._head.set_result(None)
 

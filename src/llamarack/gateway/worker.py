@@ -28,7 +28,6 @@ from llamarack.gateway.metrics import Metrics
 from llamarack.gateway.peers import PeerSocket
 from llamarack.gateway.quota import Quotas
 from llamarack.gateway.server import GatewayServer
-from llamarack.logs import set_up_logging
 from llamarack.supervise.table import from_json
 
 _RECONNECT_S = 0.2
@@ -134,6 +133,7 @@ class Worker:
             admission,
             self._metrics,
             Keys(settings.api_keys_file) if settings.api_keys_file else None,
+            Dashboard(self._admin_socket),
             quotas=Quotas(
                 admission,
                 time.time,
@@ -144,7 +144,6 @@ class Worker:
             ),
             stuck_request_s=message.get("stuck_request_s", 300.0),
             peers=self._peers.texts if self._peers is not None else None,
-            dashboard=Dashboard(self._admin_socket),
         )
         self._tasks.append(asyncio.create_task(gateway.watch.run()))
         context = None
@@ -189,7 +188,7 @@ class Worker:
 
 def main() -> None:
     fd, admin_socket, number = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    set_up_logging()
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     listener = socket.socket(fileno=fd)
     listener.setblocking(False)
     uvloop.run(Worker(listener, admin_socket, int(number)).run())

@@ -7,11 +7,9 @@ from llamarack.config import Deployment, Supervise
 
 def unbuilt_settings(deployment: Deployment) -> list[str]:
     """One sentence for each such setting that differs from its default."""
-    told: list[str] = []
     defaults = Supervise()
-    told += [
+    return [
         f"supervise.{name} is not acted on yet"
-        for name in ("sample_s", "slots_idle_min", "webhook")
+        for name in ("sample_s", "webhook")
         if getattr(deployment.supervise, name) != getattr(defaults, name)
     ]
-    return told
