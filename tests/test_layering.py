@@ -6,7 +6,7 @@ from pathlib import Path
 import llamarack
 
 ROOT = Path(llamarack.__file__).parent
-ORDER = ["version", "errors", "units", "rpc_address", "paths", "config", "hardware", "model", "plan", "engine"]
+ORDER = ["version", "errors", "units", "rpc_address", "paths", "logs", "config", "hardware", "model", "plan", "engine"]
 ORDER += ["supervise", "gateway", "measure", "judge", "report", "ship", "embed", "cli", "__main__"]
 
 

@@ -179,11 +179,13 @@ class Gateway(_Strict):
     tls_key: FilePath | None = Field(None, description="PEM private key")
     max_queue_requests: Annotated[int, Field(ge=0)] = Field(256, description="waiting requests per model")
     max_queue_s: Seconds = Field(30, description="longest wait in the queue")
+    max_queue_tokens: Count | None = Field(None, description="prompt and output tokens waiting per model; null: any")
     request_timeout_s: Seconds = Field(600, description="longest request")
     keep_alive_s: Seconds = Field(
         1260, description="idle connections are kept this long; Java pools keep theirs 1200 s"
     )
     heartbeat: Heartbeat = Field(Heartbeat(), description="keep-alives in silent streams")
+    access_log: Literal["text", "json", "off"] = Field("text", description="one line a request in the gateway's log")
 
     @model_validator(mode="after")
     def _consistent(self) -> Gateway:

@@ -13,9 +13,7 @@ _GIB = 1024**3
 
 def _unit(id: str, model: str = "m", ready: bool = True, **needs: int) -> Unit:
     """`c0=1` needs 1 GiB on card 0."""
-    return Unit(
-        id=id, model=model, needs_bytes={int(k[1:]): v * _GIB for k, v in needs.items()}, is_ready=ready
-    )
+    return Unit(id=id, model=model, needs_bytes={int(k[1:]): v * _GIB for k, v in needs.items()}, is_ready=ready)
 
 
 def _words(steps: Sequence[Step]) -> str:
@@ -23,9 +21,7 @@ def _words(steps: Sequence[Step]) -> str:
 
 
 def _plan(running: list[Unit], wanted: list[Unit], **free: int) -> str:
-    steps, blocked = foreseen(
-        running, wanted, {int(k[1:]): v * _GIB for k, v in free.items()}, ready_by_model(running)
-    )
+    steps, blocked = foreseen(running, wanted, {int(k[1:]): v * _GIB for k, v in free.items()}, ready_by_model(running))
     return _words(steps) + (" blocked" if blocked else "")
 
 
@@ -88,7 +84,12 @@ _needs = st.dictionaries(st.sampled_from(_DEVICES), st.integers(1, 8), max_size=
 def _layouts(draw: st.DrawFn) -> tuple[list[Unit], list[Unit]]:
     """An old and a new layout that shares some of its replicas."""
     old = [
-        Unit(id=f"{model}-{i}", model=model, needs_bytes=draw(_needs), is_ready=draw(st.booleans()) or draw(st.booleans()))
+        Unit(
+            id=f"{model}-{i}",
+            model=model,
+            needs_bytes=draw(_needs),
+            is_ready=draw(st.booleans()) or draw(st.booleans()),
+        )
         for model in _MODELS
         for i in range(draw(st.integers(0, 3)))
     ]

@@ -21,7 +21,7 @@ from llamarack.hardware.machine import Machine
 from llamarack.model.read import read_model
 from llamarack.model.spec import ModelSpec
 from llamarack.plan import dry_run
-from llamarack.plan.calibration import read_calibrations
+from llamarack.plan.calibration import own_calibrations, read_calibrations
 from llamarack.plan.catalogue import machine_of
 from llamarack.plan.deployment import deployment_of, does_not_fit, served_name
 from llamarack.plan.gpu_split import read_gpu_split
@@ -56,7 +56,8 @@ def plan(
         list[Path] | None, typer.Option(help="The same model in another format or quantisation; may be repeated.")
     ] = None,
     calibration: Annotated[
-        Path | None, typer.Option(help="JSON of factors, measured over predicted time, by card and engine version.")
+        Path | None,
+        typer.Option(help="JSON of factors, measured over predicted time. Default: what bench FILE learnt here."),
     ] = None,
     fit_params: Annotated[
         Path | None, typer.Option(help="llama-fit-params to compare with. Default: the one on PATH.")
@@ -103,7 +104,7 @@ def plan(
         goal=goal,
         others=specs[1:],
         limits=limits,
-        calibrations=read_calibrations(calibration) if calibration is not None else (),
+        calibrations=read_calibrations(calibration) if calibration is not None else own_calibrations(),
     )
     if gpus == "auto":
         _compare(one, fit_params, None)

@@ -50,6 +50,12 @@ _DEVICE_PROBE_TIMEOUT_S = 60.0
 _CUDA_INDEX = "https://xorbitsai.github.io/xllamacpp/whl/cu128"  # the vendor's own wheels
 _WORKER = Path(__file__).with_name("llamacpp_worker.py")  # imports nothing of ours, so it runs as a plain file
 
+# Fields that its server drops without a word, with the values that ask for nothing (b11549, tried one by one).
+_IGNORED: dict[str, dict[str, tuple[object, ...]]] = {
+    "/completions": {"echo": (None, False), "suffix": (None, ""), "best_of": (None, 1)},
+    "/embeddings": {"dimensions": (None,)},
+}
+
 _FATAL = (
     FatalLine(
         # Pinned host memory that is refused is only slower; the library goes on.
@@ -105,7 +111,7 @@ _FATAL = (
 class LlamaCpp:
     name = "llamacpp"
     # The worker's own keep-alives are off; an error inside a stream comes as `error: {...}` or as a data event.
-    deviations = Deviations()
+    deviations = Deviations(ignored_fields=_IGNORED)
 
     def prepare(self, group: Group, *, on_cards: bool) -> None:
         binary = binary_of(group, on_cards=on_cards)

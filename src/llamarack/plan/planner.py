@@ -29,6 +29,7 @@ def plan_group(
     claimed_bytes: Mapping[int, int] | None = None,
     load: Load | None = None,
     is_kv_shared: bool = False,
+    calibrations: Sequence[Calibration] = (),
 ) -> Candidate:
     """What one group needs as configured; `fits` and `reasons` say whether this machine has it.
 
@@ -47,6 +48,7 @@ def plan_group(
         load=load or Load(context_tokens=limits.context_tokens, concurrency=limits.sequences * count),
         engine_version=engine_version,
         is_kv_shared=is_kv_shared,
+        calibrations=tuple(calibrations),
     )
     remotes = remote_cards(machine, group)
     lists = group.gpu_lists()

@@ -28,6 +28,7 @@ from llamarack.supervise.keeping import KeptChild, attach_child
 from llamarack.supervise.layout import plan_again
 from llamarack.supervise.replica import Replica
 from llamarack.supervise.replica_record import Remembered, ReplicaSpec
+from llamarack.supervise.slot_watch import SlotWatch
 from llamarack.supervise.state import RestartPolicy, State
 from llamarack.supervise.table import ModelRow, ReplicaRow, Table
 
@@ -131,15 +132,16 @@ class Supervisor:
         )
         self.drain_s = deployment.supervise.drain_s
         self.replicas = [Replica(spec, self) for spec in specs]
-        self.gateways = GatewayPool(deployment.gateway, paths, self.journal)
+        self.gateways = GatewayPool(deployment.gateway, deployment.supervise.stuck_request_s, paths, self.journal)
         self.started_unix_s = time.time()
         self.draining = False
         self._lock = RackLock(paths.lock)
         self._version = 0
         self._tasks: list[asyncio.Task[None]] = []
+        self._slot_watch: asyncio.Task[None] | None = None
         self._asked_stop = asyncio.Event()
         self._insisted = asyncio.Event()
-        self._on_change: list[Callable[[], None]] = []
+        self.on_change: list[Callable[[], None]] = []  # called after every change of the table
         self._hashed: tuple[Deployment, str | None] | None = None
 
     @property
@@ -159,7 +161,7 @@ class Supervisor:
         self._version += 1
         self.gateways.publish(self.table())
         self._remember()
-        for callback in self._on_change:
+        for callback in self.on_change:
             callback()
 
     async def drained(self, replica: str, timeout_s: float) -> bool:
@@ -200,6 +202,9 @@ class Supervisor:
             child, memory = adopted.get(replica.id, (None, None))
             self._tasks.append(asyncio.create_task(replica.run(child, memory), name=f"replica {replica.id}"))
         await self.gateways.start()
+        least = self.deployment.supervise.slots_idle_min
+        if least:
+            self._slot_watch = asyncio.create_task(SlotWatch(least, self.journal, self._idle_slots).run())
         self.changed()
 
     async def run(self) -> None:
@@ -351,7 +356,19 @@ class Supervisor:
             f"no replica became ready: {death.message}\nlast lines of {first.log_path}:\n{tail}", hint=death.hint
         )
 
+    def _idle_slots(self) -> dict[str, int]:
+        """By model, of its ready replicas; a model without one has other events."""
+        idle: dict[str, int] = {}
+        for replica in self.replicas:
+            if replica.state is State.READY:
+                taken = sum(counts.in_flight.get(replica.id, 0) for counts in self.gateways.counts.values())
+                free = max(0, replica.spec.candidate.sequences - taken)
+                idle[replica.spec.model.name] = idle.get(replica.spec.model.name, 0) + free
+        return idle
+
     async def _shut_down(self) -> None:
+        if self._slot_watch is not None:
+            self._slot_watch.cancel()
         self.draining = True
         self.changed()
         if not await self.gateways.drained(None, self._version, min(_QUIET_S, self.drain_s)):
