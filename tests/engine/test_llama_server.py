@@ -224,7 +224,7 @@ def test_one_of_several_devices_alone_holds_everything(
 def test_plan_and_engine_agree_which_device_overflows_first(binary: Path, model: Path, tmp_path: Path) -> None:
     """The second device may take 200 MiB more than it has; half of the model and of the KV cache is more."""
     with rpc_servers(binary, 2, tmp_path) as servers:
-        file = {"path": str(model), "engine_binary": str(binary), "tensor_split": [0.5, 0.5]}
+        file: dict[str, Any] = {"path": str(model), "engine_binary": str(binary), "tensor_split": [0.5, 0.5]}
         file["limits"] = {"context_tokens": 8192, "sequences": 4}
         with pytest.raises(DoesNotFit) as caught:
             _Started({**file, "rpc_servers": [f"{servers[0]}=2GiB", f"{servers[1]}=200MiB"]}, tmp_path)
