@@ -35,13 +35,21 @@ class Way:
 def ways(engine: str, machine: Machine, most_replicas: int) -> Iterator[Way]:
     """Every way, legal or not; more replicas than `most_replicas` (the concurrency) would stand idle."""
     if not machine.cards:
-        yield Way(engine=engine, replicas=((),))
+        yield from _ways_of_host(engine, machine.host.cores_usable, most_replicas)
         return
     sets = kinds(machine)
     for cards in sets:
         yield from _ways_of_kind(engine, cards, most_replicas)
     if len(sets) > 1:
         yield from _mixed_ways(engine, sets, most_replicas)
+
+
+def _ways_of_host(engine: str, cores: int, most_replicas: int) -> Iterator[Way]:
+    """One copy on all cores, or several that share them evenly: fewer threads wait for each other at every layer."""
+    count = 1
+    while count == 1 or (engine == "llamacpp" and count <= min(cores, most_replicas) and cores % count == 0):
+        yield Way(engine=engine, replicas=((),) * count)
+        count *= 2
 
 
 def kinds(machine: Machine) -> list[tuple[Card, ...]]:

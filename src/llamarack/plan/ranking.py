@@ -132,7 +132,8 @@ def _rank(candidate: Candidate, goal: Goal, *, is_coarser: bool) -> tuple[float,
     if goal == "latency":
         speed = predicted.per_token_s if predicted.per_token_s is not None else float("inf")
     else:
-        # Where no speed is known, more copies of the model are the better guess.
-        speed = -predicted.tokens_per_s if predicted.tokens_per_s is not None else -candidate.replicas
+        # Where no speed is known, more copies of the model are the better guess, if each has a card of its own.
+        copies = candidate.replicas if cards else -candidate.replicas
+        speed = -predicted.tokens_per_s if predicted.tokens_per_s is not None else -copies
     is_experimental = candidate.split_mode == "tensor" and cards > candidate.replicas
     return (not candidate.fits, candidate.tight, is_coarser, is_experimental, speed, cards)
