@@ -3,6 +3,7 @@
 from llamarack.hardware.machine import Host, Machine
 from llamarack.plan.placement import ways
 from llamarack.plan.planner import plan_model
+from llamarack.plan.ranking import Goal
 from llamarack.plan.record import Load
 from llamarack.plan.reference import gguf_spec
 from llamarack.units import GIB
@@ -21,7 +22,7 @@ def _machine(cores: int, bandwidth_bytes_per_s: float | None) -> Machine:
     return Machine(host=host)
 
 
-def _plan(concurrency: int, *, bandwidth: float | None = 20e9, goal: str = "throughput", cores: int = 2):
+def _plan(concurrency: int, *, bandwidth: float | None = 20e9, goal: Goal = "throughput", cores: int = 2):
     load = Load(context_tokens=512, concurrency=concurrency, input_tokens=64, output_tokens=32)
     return plan_model(
         gguf_spec(SMOLLM2, "Q4_1"), _machine(cores, bandwidth), load, model_name="m", engines=("llamacpp",), goal=goal
@@ -44,7 +45,8 @@ def test_each_copy_gets_its_share_of_threads_and_sequences():
 
 def test_one_stream_gets_all_cores_and_more_are_ranked_by_what_is_predicted():
     assert [candidate.replicas for candidate in _plan(1).candidates] == [1]
-    for goal, key in (("throughput", "tokens_per_s"), ("latency", "per_token_s")):
+    asked: tuple[tuple[Goal, str], ...] = (("throughput", "tokens_per_s"), ("latency", "per_token_s"))
+    for goal, key in asked:
         for concurrency in (4, 8):
             found = _plan(concurrency, goal=goal).candidates
             values = [getattr(candidate.predicted, key) for candidate in found]
