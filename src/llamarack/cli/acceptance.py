@@ -347,6 +347,8 @@ class _Run:
         save_facts(self.facts, folder)
         write_bench_report(result, folder)
         self.measured = result
+        if result.is_interrupted:  # run_bench keeps what it had; the acceptance is over all the same
+            raise asyncio.CancelledError
         table = overview(result)
         rows = [
             ", ".join(f"{h} {c}" for h, c in zip(table.headers, row, strict=True) if c != "–") for row in table.rows
