@@ -27,6 +27,8 @@ _COMMANDS = (
     "engine",
     "bench",
     "verify",
+    "compare",
+    "acceptance",
     "export",
     "schema",
 )
