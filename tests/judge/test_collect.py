@@ -40,7 +40,7 @@ class Model:
         self, ids: tuple[int, ...], *, max_tokens: int, ignore_end: bool = False, reuse: bool = True
     ) -> Generated:
         self.requests += 1
-        told, ids = [], tuple(ids)
+        told: list[Position] = []
         for _ in range(max_tokens):
             position = self.next(ids)
             if self.is_hidden(ids):

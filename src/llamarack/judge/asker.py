@@ -209,7 +209,7 @@ def read_positions(logprobs: Any) -> tuple[tuple[Position, ...], bool]:
 
 
 def _read_content(content: Sequence[Mapping[str, Any]]) -> tuple[tuple[Position, ...], bool]:
-    positions = []
+    positions: list[Position] = []
     for entry in content:
         tops = entry.get("top_logprobs") or ()
         own = next((one for one in tops if one["id"] == entry["id"]), entry)
