@@ -130,7 +130,8 @@ def test_runs_taken_in_turns_are_paired_and_others_are_not(tmp_path: Path) -> No
     names: dict[str, list[str]] = {"a": [], "b": []}
     moods = (1.0, 1.3, 0.7, 1.2)
     for number, mood in enumerate(moods):
-        for side, factor, shift in (("a", 1.0, 0), ("b", 1.1, 50)):
+        first = 50 * (number % 2)  # A B B A: no side always comes first
+        for side, factor, shift in (("a", 1.0, first), ("b", 1.1, 50 - first)):
             folder = tmp_path / f"{side}{number}"
             write_bench_folder(folder, [mood * factor], started_unix_s=start + 100 * number + shift)
             names[side].append(str(folder))

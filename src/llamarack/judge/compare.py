@@ -152,9 +152,17 @@ def _judge(
         is_paired=interleaved or is_same_run,
         confidence=confidence,
         checks=checks,
+        times_s=_times(base, new, len(ours), len(theirs)) if interleaved else None,
         seed=seed,
     )
     return _relative(gate, level, ours, theirs, effect)
+
+
+def _times(base: BenchRun, new: BenchRun, ours: int, theirs: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """When each repeat was taken; None where some repeats have no value, for then the places do not match."""
+    if len(base.started_unix_s) != ours or len(new.started_unix_s) != theirs:
+        return None
+    return base.started_unix_s, new.started_unix_s
 
 
 def _known(run: BenchRun, level: float, metric: str) -> tuple[float, ...]:
