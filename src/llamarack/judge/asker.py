@@ -93,7 +93,7 @@ class Asker:
             positions=positions,
             text=str(choice.get("text") or ""),
             finish_reason=choice.get("finish_reason"),
-            is_whole=not has_gap and len(positions) >= (told or max_tokens) - stopped,
+            is_whole=not has_gap and (told is None or len(positions) >= told - stopped),
         )
 
     async def step(self, ids: Sequence[int]) -> Position:
