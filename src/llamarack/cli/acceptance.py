@@ -18,8 +18,9 @@ from rich.console import Console
 from llamarack.cli.bench import levels
 from llamarack.cli.check import deployment_findings, request_of
 from llamarack.cli.console import people, print_entry
+from llamarack.cli.facts import chosen_model, read_facts
 from llamarack.cli.serve import load_target, rack_name
-from llamarack.cli.sides import is_saved_run, read_facts
+from llamarack.cli.sides import is_saved_run
 from llamarack.cli.started_rack import StartedRack, started_rack
 from llamarack.cli.verify import Sides, pass_progress, question_passes
 from llamarack.config import Deployment, Model
@@ -92,12 +93,7 @@ def acceptance(
 ) -> None:
     """Prove a deployment before it is handed over: exit code 0 for GO, 6 for NO-GO, 7 for INCONCLUSIVE."""
     deployment = load_target(file, host=None, port=None)
-    if len(deployment.models) > 1 and model is None:
-        names = [one.name for one in deployment.models]
-        raise UsageError(f"the file has {len(names)} models: {', '.join(names)}", hint=f"--model {names[0]}")
-    served = next((one for one in deployment.models if model in (None, one.name)), None)
-    if served is None:
-        raise UsageError(f"`--model {model}` is not in the file", hint=f"--model {deployment.models[0].name}")
+    served = chosen_model(deployment, model)
     asked = _Asked(
         file=file,
         deployment=deployment.model_copy(update={"models": [served]}),
