@@ -96,6 +96,7 @@ def acceptance(
     served = chosen_model(deployment, model)
     asked = _Asked(
         file=file,
+        whole=deployment,
         deployment=deployment.model_copy(update={"models": [served]}),
         model=served,
         base=base,
@@ -131,7 +132,10 @@ class _Bench:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
+    """`whole`: the file with all its models, whose hash is remembered; `deployment`: with the one that is accepted."""
+
     file: Path
+    whole: Deployment
     deployment: Deployment
     model: Model
     base: Path | None
@@ -190,7 +194,7 @@ class _Run:
         started = time.time()
         before = read_proofs(asked.paths)
         try:
-            self.facts = read_facts(asked.deployment, asked.model)
+            self.facts = read_facts(asked.whole, asked.model)
             await self._do("check", self._check)
             reference = await self._external_reference()
             await self._with_rack(reference)
@@ -303,6 +307,7 @@ class _Run:
             side = Side(name=str(asked.file), url=None, model=asked.model.name, facts=self.facts)
             tell = pass_progress("verify", len(passes.questions))
             ours = reference or await collect_reference(asker, side, passes, tell)
+            passes = replace(passes, output_tokens=ours.output_tokens)  # a saved one may have other lengths
             theirs = await collect_candidate(asker, side, passes, ours, tell)
         save(ours, folder / REFERENCE_NAME)
         save(theirs, folder / CANDIDATE_NAME)
