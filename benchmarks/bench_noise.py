@@ -3,7 +3,7 @@
     llamarack serve rack.yaml --detach
     llamarack bench http://127.0.0.1:8080 --concurrency 1,4 --requests 8 --repeat 30 --input-tokens 64 \
         --output-tokens 16 -o run
-    python -m benchmarks.bench_noise run -o tests/judge/records/bench-noise.json
+    mkdir -p tests/judge/records && python -m benchmarks.bench_noise run -o tests/judge/records/bench-noise.json
 
 One file of some kilobytes: for each level and metric the value of each repeat, in the order they were taken.
 """

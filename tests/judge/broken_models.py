@@ -20,6 +20,11 @@ def _tensor(reader: gguf.GGUFReader, name: str) -> np.ndarray:
     return next(tensor.data for tensor in reader.tensors if tensor.name == name)
 
 
+def _written(reader: gguf.GGUFReader, target: Path) -> Path:
+    reader.data.flush()
+    return target
+
+
 def with_heads_swapped(source: Path, target: Path, *, heads: tuple[int, int], layers: tuple[int, ...]) -> Path:
     """Query heads of these layers in each other's place, as a rank that holds the wrong shard would have them."""
     reader = _edited(source, target)
@@ -29,24 +34,22 @@ def with_heads_swapped(source: Path, target: Path, *, heads: tuple[int, int], la
         size = rows.shape[0] // count
         a, b = (slice(head * size, (head + 1) * size) for head in heads)
         rows[a], rows[b] = rows[b].copy(), rows[a].copy()
-        rows.flush()
-    return target
+    return _written(reader, target)
 
 
 def with_slice_zeroed(source: Path, target: Path, *, tensor: str, part: float) -> Path:
     """The last `part` of a matrix's rows is zero, as after a copy that ended early."""
-    rows = _tensor(_edited(source, target), tensor)
+    reader = _edited(source, target)
+    rows = _tensor(reader, tensor)
     rows[int(len(rows) * (1 - part)) :] = 0
-    rows.flush()
-    return target
+    return _written(reader, target)
 
 
 def with_rope_base(source: Path, target: Path, base: float) -> Path:
     reader = _edited(source, target)
     field = reader.fields["llama.rope.freq_base"]
     field.parts[field.data[0]][0] = base
-    field.parts[field.data[0]].flush()
-    return target
+    return _written(reader, target)
 
 
 def with_tokens_swapped(source: Path, target: Path, *, first: int = 300) -> Path:
@@ -61,8 +64,7 @@ def with_tokens_swapped(source: Path, target: Path, *, first: int = 300) -> Path
             one, other = field.parts[a], field.parts[b]
             kept = one.copy()
             one[:], other[:] = other, kept
-    reader.data.flush()
-    return target
+    return _written(reader, target)
 
 
 def requantized(source: Path, target: Path, kind: gguf.GGMLQuantizationType) -> Path:

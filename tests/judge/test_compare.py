@@ -11,9 +11,11 @@ from llamarack.judge.bench_run import BenchRun, is_interleaved, read_bench_run
 from llamarack.judge.compare import CompareResult, Decision, compare
 from llamarack.judge.facts import Facts, save_facts
 from llamarack.judge.gates import Gates, parse_gates
+from llamarack.judge.verdict import Bounds, judge
 from llamarack.measure.result import read_result, write_result
 from llamarack.report.compare import compare_html, compare_junit, compare_markdown
 from tests.judge.bench_folders import write_bench_folder
+from tests.judge.test_verdict import ANSWER, collection
 
 QUIET = (1.0, 1.005, 0.995, 1.002, 0.998)
 REGRESSION = "gates:\n  - {metric: first_token_p50_s, worsening_max_fraction: 0.05, floor: 0.0005}"
@@ -82,6 +84,21 @@ def test_consistency_gate_without_a_verify_result_is_open(tmp_path: Path) -> Non
     assert "--verify" in result.gates[0].reason
 
 
+def test_verdict_on_one_deployment_does_not_let_another_pass(tmp_path: Path) -> None:
+    a = write_bench_folder(tmp_path / "base", QUIET)
+    b = write_bench_folder(tmp_path / "new", QUIET, started_unix_s=1_790_010_000.0)
+    facts = Facts(model_sha256="1" * 64, weights="F16", engine="llamacpp")
+    for folder in (a, b):
+        save_facts(facts, folder)
+    base, new = read_bench_run(str(a)), read_bench_run(str(b))
+    text = "gates:\n  - consistency: [SAME]"
+    sides = [collection([ANSWER], facts=one) for one in (facts, replace(facts, weights="Q8_0"))]
+    same, other = (judge(one, one, bounds=Bounds(), finished_unix_s=1_790_000_001.0) for one in sides)
+    assert judged(base, new, text, consistency=same).verdict is Decision.GO
+    with pytest.raises(UsageError, match=r"of another deployment than .*: weights `Q8_0` against `F16`"):
+        judged(base, new, text, consistency=other)
+
+
 def test_unlike_loads_are_refused_unless_told(tmp_path: Path) -> None:
     base, new = runs(tmp_path, QUIET, QUIET, input_tokens=32)
     with pytest.raises(UsageError) as caught:
@@ -130,7 +147,8 @@ def test_runs_taken_in_turns_are_paired_and_others_are_not(tmp_path: Path) -> No
     names: dict[str, list[str]] = {"a": [], "b": []}
     moods = (1.0, 1.3, 0.7, 1.2)
     for number, mood in enumerate(moods):
-        for side, factor, shift in (("a", 1.0, 0), ("b", 1.1, 50)):
+        first = 50 * (number % 2)  # A B B A: no side always comes first
+        for side, factor, shift in (("a", 1.0, first), ("b", 1.1, 50 - first)):
             folder = tmp_path / f"{side}{number}"
             write_bench_folder(folder, [mood * factor], started_unix_s=start + 100 * number + shift)
             names[side].append(str(folder))

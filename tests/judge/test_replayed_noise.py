@@ -19,13 +19,14 @@ from llamarack.judge.compare import CompareResult, Decision, compare
 from llamarack.judge.gates import HIGHER_IS_BETTER, load_gates
 from tests.judge.bench_folders import write_bench_folder
 
-RECORDED = json.loads((Path(__file__).parent / "records" / "bench-noise.json").read_text())
+RECORD = Path(__file__).parent / "records" / "bench-noise.json"
+RECORDED = json.loads(RECORD.read_text()) if RECORD.exists() else {"levels": {}}
 SAMPLES = {
     (float(level), metric): tuple(values)
     for level, metrics in RECORDED["levels"].items()
     for metric, values in metrics.items()
 }
-RECORDED_REPEATS = len(next(iter(SAMPLES.values())))
+pytestmark = pytest.mark.skipif(not SAMPLES, reason="no recording; benchmarks/bench_noise.py says how to make it")
 PAIRS, REPEATS = 20, 8
 GATES = load_gates("default")
 SPEED_GATES = GATES.model_copy(update={"gates": [gate for gate in GATES.gates if gate.consistency is None]})
@@ -33,7 +34,12 @@ SPEED_GATES = GATES.model_copy(update={"gates": [gate for gate in GATES.gates if
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> BenchRun:
-    return read_bench_run(str(write_bench_folder(tmp_path_factory.mktemp("run") / "a", (1.0, 1.0, 1.0))))
+    run = read_bench_run(str(write_bench_folder(tmp_path_factory.mktemp("run") / "a", (1.0, 1.0, 1.0))))
+    (result,) = run.results
+    points = tuple(
+        replace(result.points[0], concurrency=int(level)) for level in dict.fromkeys(level for level, _ in SAMPLES)
+    )
+    return replace(run, results=(replace(result, points=points),))
 
 
 def run_of(template: BenchRun, places: list[int], *, slowdown: float = 1.0) -> BenchRun:
@@ -50,7 +56,7 @@ def _slowed(metric: str, value: float | None, slowdown: float) -> float | None:
 
 
 def compared(template: BenchRun, seed: int, *, slowdown: float = 1.0) -> CompareResult:
-    drawn = sorted(random.Random(seed).sample(range(RECORDED_REPEATS), 2 * REPEATS))
+    drawn = sorted(random.Random(seed).sample(range(len(next(iter(SAMPLES.values())))), 2 * REPEATS))
     base, new = run_of(template, drawn[::2]), run_of(template, drawn[1::2], slowdown=slowdown)
     base = replace(base, results=(replace(base.results[0], notes=("base",)),))  # two runs, not one against itself
     return compare(base, new, SPEED_GATES, gates_name="default", allow_unlike=True, finished_unix_s=0.0, seed=seed)

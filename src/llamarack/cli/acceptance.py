@@ -18,8 +18,9 @@ from rich.console import Console
 from llamarack.cli.bench import levels
 from llamarack.cli.check import deployment_findings, request_of
 from llamarack.cli.console import people, print_entry
+from llamarack.cli.facts import chosen_model, read_facts
 from llamarack.cli.serve import load_target, rack_name
-from llamarack.cli.sides import is_saved_run, read_facts
+from llamarack.cli.sides import is_saved_run
 from llamarack.cli.started_rack import StartedRack, started_rack
 from llamarack.cli.verify import Sides, pass_progress, question_passes
 from llamarack.config import Deployment, Model
@@ -92,14 +93,10 @@ def acceptance(
 ) -> None:
     """Prove a deployment before it is handed over: exit code 0 for GO, 6 for NO-GO, 7 for INCONCLUSIVE."""
     deployment = load_target(file, host=None, port=None)
-    if len(deployment.models) > 1 and model is None:
-        names = [one.name for one in deployment.models]
-        raise UsageError(f"the file has {len(names)} models: {', '.join(names)}", hint=f"--model {names[0]}")
-    served = next((one for one in deployment.models if model in (None, one.name)), None)
-    if served is None:
-        raise UsageError(f"`--model {model}` is not in the file", hint=f"--model {deployment.models[0].name}")
+    served = chosen_model(deployment, model)
     asked = _Asked(
         file=file,
+        whole=deployment,
         deployment=deployment.model_copy(update={"models": [served]}),
         model=served,
         base=base,
@@ -135,7 +132,10 @@ class _Bench:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
+    """`whole`: the file with all its models, whose hash is remembered; `deployment`: with the one that is accepted."""
+
     file: Path
+    whole: Deployment
     deployment: Deployment
     model: Model
     base: Path | None
@@ -194,7 +194,7 @@ class _Run:
         started = time.time()
         before = read_proofs(asked.paths)
         try:
-            self.facts = read_facts(asked.deployment, asked.model)
+            self.facts = read_facts(asked.whole, asked.model)
             await self._do("check", self._check)
             reference = await self._external_reference()
             await self._with_rack(reference)
@@ -307,6 +307,7 @@ class _Run:
             side = Side(name=str(asked.file), url=None, model=asked.model.name, facts=self.facts)
             tell = pass_progress("verify", len(passes.questions))
             ours = reference or await collect_reference(asker, side, passes, tell)
+            passes = replace(passes, output_tokens=ours.output_tokens)  # a saved one may have other lengths
             theirs = await collect_candidate(asker, side, passes, ours, tell)
         save(ours, folder / REFERENCE_NAME)
         save(theirs, folder / CANDIDATE_NAME)
@@ -347,6 +348,8 @@ class _Run:
         save_facts(self.facts, folder)
         write_bench_report(result, folder)
         self.measured = result
+        if result.is_interrupted:  # run_bench keeps what it had; the acceptance is over all the same
+            raise asyncio.CancelledError
         table = overview(result)
         rows = [
             ", ".join(f"{h} {c}" for h, c in zip(table.headers, row, strict=True) if c != "–") for row in table.rows

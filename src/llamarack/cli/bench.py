@@ -21,6 +21,7 @@ from rich.console import Console
 
 from llamarack.cli.bench_progress import BenchProgress
 from llamarack.cli.console import people, print_entry
+from llamarack.cli.facts import leave_facts
 from llamarack.cli.serve import load_target, rack_name
 from llamarack.cli.started_rack import started_rack
 from llamarack.errors import NothingRunning, UsageError
@@ -128,6 +129,9 @@ async def _run(settings: Settings, target: str, key: str | None, ca_file: Path |
         async with opened(target, key, ca_file, settings.folder) as (server, rack):
             with BenchProgress(settings, Console(stderr=True)) as progress:
                 result = await run_bench(replace(settings, target=server, rack=rack), progress.on_step)
+            if rack is not None:
+                paths = rack_paths(rack_name(Path(target)))
+                leave_facts(rack.deployment, settings.model, settings.folder, paths, is_valid=result.valid)
     except asyncio.CancelledError:
         raise typer.Exit(received[0] if received else _EXIT_INTERRUPTED) from None
     return result, received[0] if received else 0 if result.valid else _EXIT_INVALID

@@ -5,21 +5,19 @@ A file whose rack runs is asked where it runs; any other is started for this com
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from llamarack.cli.bench import read_key
+from llamarack.cli.facts import chosen_model, read_facts
 from llamarack.cli.serve import load_target, rack_name
 from llamarack.cli.started_rack import started_rack
-from llamarack.config import Deployment, Group, Model
-from llamarack.engine.installed import engine_for
-from llamarack.errors import LlamarackError, NothingRunning, UsageError
-from llamarack.hardware.detect import detect_machine
+from llamarack.config import Deployment
+from llamarack.errors import NothingRunning, UsageError
 from llamarack.judge.collection import CANDIDATE_NAME, REFERENCE_NAME
-from llamarack.judge.facts import Facts, facts_of
+from llamarack.judge.facts import Facts
 from llamarack.measure.target import Target, parse_target
 from llamarack.paths import rack_paths
 from llamarack.supervise.admin import ask
@@ -64,7 +62,7 @@ async def open_side(
         target = parse_target(name, api_key=read_key(key_file))
         yield OpenSide(target=target, model=model, facts=Facts(), slots=None, is_ours=False)
         return
-    served = _chosen(deployment, model)
+    served = chosen_model(deployment, model)
     facts = read_facts(deployment, served)
     slots = min(group.limits.sequences for group in served.groups)
     running = await _running_url(Path(name), deployment)
@@ -76,31 +74,6 @@ async def open_side(
     async with started_rack(only, on_entry=on_entry) as rack:
         target = parse_target(rack.base_url, api_key=rack.api_key)
         yield OpenSide(target=target, model=served.name, facts=facts, slots=slots, is_ours=True)
-
-
-def read_facts(deployment: Deployment, served: Model) -> Facts:
-    return facts_of(deployment, served, detect_machine(), engine_version=engine_version(served.groups[0]))
-
-
-def engine_version(group: Group) -> str | None:
-    """None where it cannot be told without starting the engine."""
-    try:
-        if group.engine == "llamacpp":
-            return None if group.engine_binary else importlib.metadata.version("xllamacpp")
-        return engine_for(group, on_cards=False).version
-    except (LlamarackError, importlib.metadata.PackageNotFoundError):
-        return None
-
-
-def _chosen(deployment: Deployment, model: str | None) -> Model:
-    names = [one.name for one in deployment.models]
-    if model is None and len(names) > 1:
-        raise UsageError(f"the file has {len(names)} models: {', '.join(names)}", hint=f"--model {names[0]}")
-    if model is not None and model not in names:
-        raise UsageError(
-            f"`--model {model}` is not in the file; there are: {', '.join(names)}", hint=f"--model {names[0]}"
-        )
-    return next(one for one in deployment.models if model in (None, one.name))
 
 
 async def _running_url(path: Path, deployment: Deployment) -> str | None:

@@ -220,8 +220,10 @@ class _Progress:
 
 
 def _require_like(reference: Collection, candidate: Collection) -> None:
-    ours = {one.question_id for one in (*reference.greedy, *reference.spoken.get("alone", ()))}
-    theirs = {one.question_id for one in (*candidate.greedy, *candidate.spoken.get("alone", ()))}
+    ours, theirs = (
+        {one.question_id for one in side.greedy} | {one.question_id for one in side.spoken.get("alone", ())}
+        for side in (reference, candidate)
+    )
     if not ours & theirs:
         raise UsageError(
             f"the two runs share no question: `{reference.questions}` against `{candidate.questions}`",

@@ -93,7 +93,7 @@ class Asker:
             positions=positions,
             text=str(choice.get("text") or ""),
             finish_reason=choice.get("finish_reason"),
-            is_whole=not has_gap and len(positions) >= (told or max_tokens) - stopped,
+            is_whole=not has_gap and (told is None or len(positions) >= told - stopped),
         )
 
     async def step(self, ids: Sequence[int]) -> Position:
@@ -209,7 +209,7 @@ def read_positions(logprobs: Any) -> tuple[tuple[Position, ...], bool]:
 
 
 def _read_content(content: Sequence[Mapping[str, Any]]) -> tuple[tuple[Position, ...], bool]:
-    positions = []
+    positions: list[Position] = []
     for entry in content:
         tops = entry.get("top_logprobs") or ()
         own = next((one for one in tops if one["id"] == entry["id"]), entry)

@@ -39,6 +39,7 @@ _PREFIX_TEXTS = 3
 UNIFORM_TOKENS = 16
 _LOAD_TOKENS = 64
 _RECOMPUTED_TOKENS = 8
+_AHEAD_AFTER_GAP = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,17 +90,20 @@ async def free_run(
 async def _free_run_one(asker: Asker, question: Question, prompt: tuple[int, ...], output_tokens: int) -> Observation:
     positions: list[Position] = []
     texts: list[str] = []
-    while True:
+    ahead, finish_reason = output_tokens, None
+    while finish_reason is None and len(positions) < output_tokens:
         ids = prompt + tuple(one.token_id for one in positions)
-        answer = await asker.generate(ids, max_tokens=output_tokens - len(positions))
+        answer = await asker.generate(ids, max_tokens=min(ahead, output_tokens - len(positions)))
         positions += answer.positions
         texts.append(answer.text)
-        if answer.is_whole or len(positions) >= output_tokens:
-            break
-        positions.append(await asker.step(prompt + tuple(one.token_id for one in positions)))
-        if len(positions) >= output_tokens:
-            break
-    finish_reason = answer.finish_reason if answer.is_whole else "length"
+        if not answer.is_whole or (not answer.positions and answer.finish_reason != "stop"):
+            ahead = _AHEAD_AFTER_GAP  # what comes behind a gap is generated for nothing
+            positions.append(await asker.step(prompt + tuple(one.token_id for one in positions)))
+        elif answer.finish_reason == "stop":
+            finish_reason = "stop"
+        else:
+            ahead *= 2
+    finish_reason = finish_reason or "length"
     ids = tuple(one.token_id for one in positions)
     spoken = ids
     if finish_reason == "stop" and len(positions) < output_tokens:

@@ -15,12 +15,16 @@ from enum import StrEnum
 
 from llamarack.errors import UsageError
 from llamarack.judge.bench_run import BenchRun, Difference, is_interleaved, unlike
+from llamarack.judge.facts import differences
 from llamarack.judge.gates import HIGHER_IS_BETTER, Gate, Gates
 from llamarack.judge.interval import MIN_REPEATS, Effect, effect_of
 from llamarack.judge.verdict import VerifyResult
 from llamarack.measure.distribution import Interval
 
 SCHEMA_VERSION = 1
+# Facts that make two records records of one deployment; hosts and flags may have moved on between them.
+_IDENTITY = frozenset({"model_sha256", "weights", "tokenizer_sha256", "chat_template_sha256", "engine", "kv_dtype"})
+_IDENTITY |= {"tensor_parallel", "pipeline_parallel", "split_mode"}
 
 
 class Decision(StrEnum):
@@ -91,6 +95,8 @@ def compare(
         listed = "; ".join(f"{one.name}: {one.base} against {one.new}" for one in refused)
         flags = " ".join(f"--allow {name}" for name in dict.fromkeys(one.name for one in refused))
         raise UsageError(f"`{base.name}` and `{new.name}` are not alike: {listed}", hint=f"if that is meant: {flags}")
+    if consistency is not None:
+        _require_same_candidate(consistency, new)
     places = [(gate, level) for gate in gates.gates for level in _levels(gate, base, new)]
     checks = sum(gate.worsening_max_fraction is not None for gate, _ in places)
     interleaved = is_interleaved(base, new)
@@ -110,9 +116,23 @@ def compare(
         differences=found,
         is_interleaved=interleaved,
         consistency=None if consistency is None else str(consistency.verdict),
-        notes=tuple(_notes(base, new, interleaved)),
+        notes=tuple(_notes(base, new, interleaved, consistency)),
         finished_unix_s=finished_unix_s,
     )
+
+
+def _require_same_candidate(consistency: VerifyResult, new: BenchRun) -> None:
+    """A verdict on one deployment must not let another pass. Raises UsageError where both sides' facts are known."""
+    verified = consistency.candidate.facts
+    differing = [name for name in differences(verified, new.facts) if name in _IDENTITY]
+    if differing:
+        name = differing[0]
+        raise UsageError(
+            f"the verify result is of another deployment than `{new.name}`: {name} "
+            f"`{getattr(verified, name)}` against `{getattr(new.facts, name)}`",
+            hint=f"verify the deployment that was measured, and name that folder: --verify DIR (this one judged "
+            f"{consistency.candidate.name})",
+        )
 
 
 def _levels(gate: Gate, base: BenchRun, new: BenchRun) -> list[float | None]:
@@ -152,9 +172,17 @@ def _judge(
         is_paired=interleaved or is_same_run,
         confidence=confidence,
         checks=checks,
+        times_s=_times(base, new, len(ours), len(theirs)) if interleaved else None,
         seed=seed,
     )
     return _relative(gate, level, ours, theirs, effect)
+
+
+def _times(base: BenchRun, new: BenchRun, ours: int, theirs: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """When each repeat was taken; None where some repeats have no value, for then the places do not match."""
+    if len(base.started_unix_s) != ours or len(new.started_unix_s) != theirs:
+        return None
+    return base.started_unix_s, new.started_unix_s
 
 
 def _known(run: BenchRun, level: float, metric: str) -> tuple[float, ...]:
@@ -317,7 +345,7 @@ def _result(
     )
 
 
-def _notes(base: BenchRun, new: BenchRun, interleaved: bool) -> list[str]:
+def _notes(base: BenchRun, new: BenchRun, interleaved: bool, consistency: VerifyResult | None) -> list[str]:
     notes = []
     unknown = [run.name for run in (base, new) if run.facts.model_sha256 is None]
     if unknown:
@@ -329,5 +357,10 @@ def _notes(base: BenchRun, new: BenchRun, interleaved: bool) -> list[str]:
         notes.append(
             "the runs were not interleaved: what the machine did between them (clocks, temperature, other tenants) "
             "counts as a difference of the deployments"
+        )
+    if consistency is not None and None in (consistency.candidate.facts.model_sha256, new.facts.model_sha256):
+        notes.append(
+            f"that the verify result ({consistency.candidate.name}) is of the deployment measured as {new.name} is "
+            "your word: one of the two was a bare URL"
         )
     return notes

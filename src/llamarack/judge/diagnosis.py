@@ -94,8 +94,8 @@ def reading_causes(reference: Probes, candidate: Probes) -> tuple[Cause, ...]:
                 fix="compare add_bos_token in tokenizer_config.json with tokenizer.ggml.add_bos_token of the GGUF",
             )
         )
-    ours, theirs = reference.template_ids, candidate.template_ids
-    if ours is not None and theirs is not None and ours != theirs:
+    rendered = (reference.template_ids, candidate.template_ids)
+    if None not in rendered and rendered[0] != rendered[1]:
         causes.append(_template_cause(reference, candidate))
     return tuple(causes)
 

@@ -5,6 +5,10 @@ interval over requests would be far too narrow. Ratios are taken on the log scal
 can be trusted: the interval is the union of Student's t (Welch's, or paired where the runs were interleaved) and of a
 bootstrap over repeats with its percentiles expanded for small n (Hesterberg 2015, "What teachers should know about the
 bootstrap", section 5.2).
+
+Interleaved runs are compared pair by pair. Where one side always comes first, a machine that warms up makes the other
+look worse by one step of its drift: a straight line through the pairs over time is taken out, and its uncertainty
+counts.
 """
 
 from __future__ import annotations
@@ -17,11 +21,12 @@ from statistics import NormalDist
 
 import numpy as np
 
-from llamarack.measure.distribution import Interval
+from llamarack.measure.distribution import Floats, Interval
 
 MIN_REPEATS = 3
 _RESAMPLES = 4000
 _POWER = 0.8
+_DRIFT_PAIRS = 4  # fewer do not carry a line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,21 +51,30 @@ def effect_of(
     is_paired: bool,
     confidence: float,
     checks: int,
+    times_s: tuple[Sequence[float], Sequence[float]] | None = None,
     seed: int = 0,
 ) -> Effect | None:
-    """None under MIN_REPEATS a side or for values that have no ratio."""
+    """None under MIN_REPEATS a side or for values that have no ratio. `times_s`: when each repeat was taken."""
     if min(len(base), len(new)) < MIN_REPEATS or min(*base, *new) <= 0:
         return None
     sign = -1.0 if is_higher_better else 1.0
     a = sign * np.log(np.asarray(base, dtype=np.float64))
     b = sign * np.log(np.asarray(new, dtype=np.float64))
     is_paired = is_paired and len(a) == len(b)
-    middle = float(b.mean() - a.mean())
-    error, freedom = _standard_error(a, b, is_paired)
-    alpha = 1 - confidence
-    low, high = _bounds(a, b, middle, error, freedom, alpha, is_paired, seed)
-    strict_low, _ = _bounds(a, b, middle, error, freedom, alpha / max(1, checks), is_paired, seed)
-    reach = (student_t(1 - alpha / max(1, checks) / 2, freedom) + student_t(_POWER, freedom)) * error
+    if is_paired:
+        pairs, slope_error = _without_drift(b - a, (a + b) / 2, times_s)
+        middle, freedom = float(pairs.mean()), float(len(pairs) - 1)
+        error = math.hypot(float(pairs.std(ddof=1)) / math.sqrt(len(pairs)), slope_error)
+        drawn = _resampled(pairs, seed)
+    else:
+        middle = float(b.mean() - a.mean())
+        error, freedom = _standard_error(a, b)
+        drawn = _resampled(b, seed) - _resampled(a, seed + 1)
+    alpha, n = 1 - confidence, min(len(a), len(b))
+    strict = alpha / max(1, checks)
+    low, high = _bounds(drawn, middle, error, freedom, alpha, n)
+    strict_low, _ = _bounds(drawn, middle, error, freedom, strict, n)
+    reach = (student_t(1 - strict / 2, freedom) + student_t(_POWER, freedom)) * error
     return Effect(
         worse_fraction=math.expm1(middle),
         interval=Interval(low=math.expm1(low), high=math.expm1(high)),
@@ -70,26 +84,41 @@ def effect_of(
     )
 
 
-def _standard_error(a: np.ndarray, b: np.ndarray, is_paired: bool) -> tuple[float, float]:
+def _without_drift(
+    pairs: Floats, middles: Floats, times_s: tuple[Sequence[float], Sequence[float]] | None
+) -> tuple[Floats, float]:
+    """Differences of pairs without what the machine's drift adds to them, and the standard error of that."""
+    if times_s is None or len(pairs) < _DRIFT_PAIRS:
+        return pairs, 0.0
+    first, second = (np.asarray(side, dtype=np.float64) for side in times_s)
+    lags, at = second - first, (first + second) / 2
+    at = at - at.mean()
+    spread = float((at * at).sum())
+    if spread == 0:
+        return pairs, 0.0
+    slope = float((at * middles).sum()) / spread
+    rest = middles - middles.mean() - slope * at
+    slope_error = math.sqrt(float((rest * rest).sum()) / (len(pairs) - 2) / spread)
+    return pairs - slope * lags, abs(float(lags.mean())) * slope_error
+
+
+def _resampled(values: Floats, seed: int) -> Floats:
+    """Means of samples drawn with replacement, `(resamples,)`."""
+    picked = np.random.default_rng(seed).integers(0, len(values), size=(_RESAMPLES, len(values)))
+    return np.asarray(values[picked].mean(axis=1))
+
+
+def _standard_error(a: Floats, b: Floats) -> tuple[float, float]:
     """And its degrees of freedom (Welch 1947)."""
-    if is_paired:
-        return float((b - a).std(ddof=1) / math.sqrt(len(a))), float(len(a) - 1)
-    u, v = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
+    u, v = float(a.var(ddof=1)) / len(a), float(b.var(ddof=1)) / len(b)
     if u + v == 0:
         return 0.0, float(len(a) + len(b) - 2)
-    return math.sqrt(u + v), float((u + v) ** 2 / (u * u / (len(a) - 1) + v * v / (len(b) - 1)))
+    return math.sqrt(u + v), (u + v) ** 2 / (u * u / (len(a) - 1) + v * v / (len(b) - 1))
 
 
-def _bounds(
-    a: np.ndarray, b: np.ndarray, middle: float, error: float, freedom: float, alpha: float, is_paired: bool, seed: int
-) -> tuple[float, float]:
+def _bounds(drawn: Floats, middle: float, error: float, freedom: float, alpha: float, n: int) -> tuple[float, float]:
     half = student_t(1 - alpha / 2, freedom) * error
-    n = min(len(a), len(b))
     expanded = NormalDist().cdf(math.sqrt(n / (n - 1)) * student_t(alpha / 2, n - 1))
-    random = np.random.default_rng(seed)
-    ours = random.integers(0, len(a), size=(_RESAMPLES, len(a)))
-    theirs = ours if is_paired else random.integers(0, len(b), size=(_RESAMPLES, len(b)))
-    drawn = b[theirs].mean(axis=1) - a[ours].mean(axis=1)
     low, high = np.quantile(drawn, [expanded, 1 - expanded])
     return min(middle - half, float(low)), max(middle + half, float(high))
 

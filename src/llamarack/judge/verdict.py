@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from llamarack.judge.collection import Collection, Side
 from llamarack.judge.diagnosis import Cause, Shape, reading_causes, shape_of, weights_cause
@@ -135,7 +136,7 @@ def judge(
 ) -> VerifyResult:
     """`file_causes`: what a comparison of the model files found, where there was one."""
     differing = differences(reference.side.facts, candidate.side.facts)
-    shared = {
+    shared: dict[str, Any] = {
         "reference": reference.side,
         "candidate": candidate.side,
         "questions_name": candidate.questions,
@@ -398,7 +399,7 @@ def _notes(reference: Collection, candidate: Collection, noise: Sequence[Drift],
 
 
 def _judge_texts(
-    reference: Collection, candidate: Collection, bounds: Bounds, shared: Mapping[str, object]
+    reference: Collection, candidate: Collection, bounds: Bounds, shared: Mapping[str, Any]
 ) -> VerifyResult:
     """Answers alone: equal ones are SAME; others cannot be told from rounding."""
     ours = {one.question_id: one for one in _texts(reference)}
@@ -428,7 +429,7 @@ def _judge_texts(
         *_reading_findings(results, bounds),
     ]
     return VerifyResult(
-        **shared,  # type: ignore[arg-type]
+        **shared,
         verdict=_worst(findings),
         bounds=bounds,
         noise_nats=None,

@@ -121,4 +121,5 @@ def acceptance_junit(result: AcceptanceResult) -> bytes:
         elif step.outcome is not Outcome.PASSED:
             ElementTree.SubElement(case, "skipped", message=f"{step.outcome}: {step.summary}")
     ElementTree.indent(suite)
-    return ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+    written: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+    return written

@@ -91,12 +91,13 @@ def compare_junit(result: CompareResult) -> bytes:
         else:
             ElementTree.SubElement(case, "system-out").text = one.reason
     ElementTree.indent(suite)
-    return ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+    written: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+    return written
 
 
 def charts(result: CompareResult, base: BenchRun, new: BenchRun) -> tuple[Chart, ...]:
     """Each gated metric, repeat by repeat: what the interval is made of."""
-    drawn = []
+    drawn: list[Chart] = []
     for one in result.gates:
         if one.level is None or one.interval is None or len(drawn) == 6:
             continue

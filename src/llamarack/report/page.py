@@ -21,7 +21,7 @@ _TONES = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
     """`numbers`: tables aligned right; `texts`: tables whose cells wrap. `data`: the record, as JSON. `links`: name and
-    relative address of the pages beside this one.
+    relative address of the pages beside this one. `first`: texts that stand before the numbers.
     """
 
     title: str
@@ -35,6 +35,7 @@ class Page:
     charts: Sequence[Chart]
     data: str
     links: Sequence[tuple[str, str]] = ()
+    first: Sequence[Table] = ()
 
 
 def page_html(page: Page) -> str:
@@ -53,6 +54,7 @@ def page_html(page: Page) -> str:
         charts=[Markup(svg(chart)) for chart in page.charts],
         data=page.data,
         links=page.links,
+        first=page.first,
         tones=_TONES,
         tone=_TONES.get(page.verdict, "warn"),
     )

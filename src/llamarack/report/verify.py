@@ -48,19 +48,21 @@ def write_verify_report(result: VerifyResult, folder: Path) -> Path:
 
 def verify_html(result: VerifyResult, charts: tuple[Chart, ...] = ()) -> str:
     started = datetime.fromtimestamp(result.started_unix_s, tz=UTC)
-    texts = (rows.causes(result), rows.findings(result), rows.questions(result), rows.sides(result))
+    texts = (rows.findings(result), rows.questions(result), rows.sides(result))
+    named = rows.causes(result)
     page = Page(
         title=f"{result.candidate.model} against {result.reference.model}",
         subtitle=f"Does {result.candidate.name} say what {result.reference.name} says? · {result.questions_name} · "
         f"{started:%Y-%m-%d %H:%M:%S} UTC",
         verdict=str(result.verdict),
         meaning=rows.MEANING[result.verdict],
-        reasons=[one.message for one in rows.deciding(result)],
+        reasons=[cause.message for cause in result.causes] + [one.message for one in rows.deciding(result)],
         notes=result.notes,
         numbers=[table for table in (rows.drift(result), rows.free_run(result)) if table is not None and table.rows],
-        texts=[table for table in texts if table is not None],
+        texts=texts,
         charts=charts,
         data=to_json(result).decode(),
+        first=() if named is None else (named,),
     )
     return page_html(page)
 

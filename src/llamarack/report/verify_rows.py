@@ -165,7 +165,8 @@ def _fact(facts: Facts, name: str) -> str:
 
 def deciding(result: VerifyResult) -> list[Finding]:
     """The findings that made the verdict. Where all is well the passes under load only say it again."""
-    made = [one for one in result.findings if one.verdict is result.verdict]
+    named = {cause.message for cause in result.causes}  # said already, with its evidence
+    made = [one for one in result.findings if one.verdict is result.verdict and one.message not in named]
     if result.verdict in (Verdict.SAME, Verdict.ROUNDING):
         return [one for one in made if not one.code.startswith("loaded_")]
     return made
