@@ -16,7 +16,9 @@ from llamarack.supervise.table import ReplicaRow
 _LEAST, _MOST = 0.5, 4.0
 _STEP_UP = 0.05
 _FACTOR_DOWN = 0.8
-_ROOMY_FRACTION = 0.70
+# Sequences at every stage of their growth fill half or more of what they will hold in the end: less means that the
+# guesses are too high (a shared prefix, say), more that they may all be right.
+_ROOMY_FRACTION = 0.50
 # Of what the fullest look has shown, each look keeps so much: requests that began together also grow together, and a
 # moment between two such waves says nothing of the next one's height.
 _PEAK_KEPT = 0.95
