@@ -49,20 +49,19 @@ def with_rope_base(source: Path, target: Path, base: float) -> Path:
     return target
 
 
-def with_tokens_swapped(source: Path, target: Path, *, every: int = 3) -> Path:
+def with_tokens_swapped(source: Path, target: Path, *, first: int = 300) -> Path:
     """Pairs of words in each other's place: the vocabulary of another conversion."""
     reader = _edited(source, target)
     field = reader.fields["tokenizer.ggml.tokens"]
     by_length: dict[int, list[int]] = {}
-    for index in field.data[300:]:  # behind the marks and the bytes
+    for index in field.data[first:]:  # behind the marks and the bytes
         by_length.setdefault(len(field.parts[index]), []).append(index)
     for same in by_length.values():
-        for a, b in zip(same[::every], same[1::every], strict=False):
-            first, second = field.parts[a], field.parts[b]
-            kept = first.copy()
-            first[:], second[:] = second, kept
-            first.flush()
-            second.flush()
+        for a, b in zip(same[::2], same[1::2], strict=False):
+            one, other = field.parts[a], field.parts[b]
+            kept = one.copy()
+            one[:], other[:] = other, kept
+    reader.data.flush()
     return target
 
 

@@ -26,9 +26,13 @@ _COMMANDS = (
     "stop",
     "keys",
     "bench",
+    "tune",
     "verify",
+    "compare",
+    "acceptance",
     "export",
     "bundle",
+    "support",
     "schema",
 )
 

@@ -22,6 +22,7 @@ from llamarack.judge.asker import Asker
 from llamarack.judge.collection import CANDIDATE_NAME, REFERENCE_NAME, Collection, Side, load, save
 from llamarack.judge.passes import (
     METHODS,
+    OnStep,
     Passes,
     chosen_questions,
     collect_candidate,
@@ -66,13 +67,8 @@ def verify(
     if candidate is None and output is None:
         raise UsageError("`--candidate` is missing", hint="--candidate FILE, or -o DIR to save the reference alone")
     folder = _new_folder(output)
-    passes = Passes(
-        questions=chosen_questions([load_questions(name) for name in prompts.split(",")], questions),
-        questions_name=prompts if questions is None else f"{prompts}, {questions} of each",
-        output_tokens=output_tokens,
-        top=top,
-        load_streams=load_streams,
-        method=method,
+    passes = question_passes(
+        prompts, questions, output_tokens=output_tokens, top=top, load_streams=load_streams, method=method
     )
     result = asyncio.run(
         run_verify(
@@ -99,6 +95,26 @@ def verify(
     raise typer.Exit(result.verdict.exit_code)
 
 
+def question_passes(
+    prompts: str,
+    questions: int | None,
+    *,
+    output_tokens: int,
+    top: int = 10,
+    load_streams: int = 3,
+    method: str = "steps",
+) -> Passes:
+    """Raises UsageError for a set that cannot be read."""
+    return Passes(
+        questions=chosen_questions([load_questions(name) for name in prompts.split(",")], questions),
+        questions_name=prompts if questions is None else f"{prompts}, {questions} of each",
+        output_tokens=output_tokens,
+        top=top,
+        load_streams=load_streams,
+        method=method,
+    )
+
+
 async def run_verify(
     reference: str,
     candidate: str | None,
@@ -111,7 +127,7 @@ async def run_verify(
     timeout_s: float = 300.0,
 ) -> VerifyResult | None:
     """None without a candidate: then the reference alone is saved. Raises what opening and asking raise."""
-    saved = _Sides(passes=passes, key_file=key_file, timeout_s=timeout_s)
+    saved = Sides(passes=passes, key_file=key_file, timeout_s=timeout_s)
     ours = await saved.reference(reference, models[0], restart=restart)
     if folder is not None:
         save(ours, folder / REFERENCE_NAME)
@@ -133,7 +149,7 @@ async def run_verify(
     return first
 
 
-class _Sides:
+class Sides:
     """Opens a side, asks it, closes it; one at a time, so that two models never share the memory."""
 
     def __init__(self, *, passes: Passes, key_file: Path | None, timeout_s: float) -> None:
@@ -143,7 +159,7 @@ class _Sides:
 
     async def reference(self, name: str, model: str | None, *, restart: bool) -> Collection:
         if is_saved_run(name):
-            return load(Path(name))
+            return load(Path(name), prefer=REFERENCE_NAME)
         async with self._asker("reference", name, model) as (asker, side, opened):
             collection = await collect_reference(asker, side, self._passes_of(opened), self._tell("reference"))
             is_ours = opened.is_ours
@@ -156,7 +172,9 @@ class _Sides:
         if is_saved_run(name):
             return load(Path(name))
         async with self._asker("candidate", name, model) as (asker, side, opened):
-            return await collect_candidate(asker, side, self._passes_of(opened), reference, self._tell("candidate"))
+            # A saved reference has the length of its answers; others would part where one of them was cut.
+            passes = replace(self._passes_of(opened), output_tokens=reference.output_tokens)
+            return await collect_candidate(asker, side, passes, reference, self._tell("candidate"))
 
     def _passes_of(self, opened: OpenSide) -> Passes:
         """A single slot batches nothing: load beside it would only wait in the queue."""
@@ -173,8 +191,12 @@ class _Sides:
                 asker = Asker(client, served, top=self._passes.top, timeout_s=self._timeout_s)
                 yield asker, side, opened
 
-    def _tell(self, role: str) -> object:
-        return _Progress(role, len(self._passes.questions))
+    def _tell(self, role: str) -> OnStep:
+        return pass_progress(role, len(self._passes.questions))
+
+
+def pass_progress(role: str, total: int) -> OnStep:
+    return _Progress(role, total)
 
 
 class _Progress:

@@ -126,6 +126,12 @@ class Adaptor(Protocol):
     def device_terms(self, log_lines: Sequence[str]) -> Sequence[DeviceTerms]:
         """What a started engine's log says of its memory, in the plan's order of devices; empty where it does not."""
 
+    def require_planned(self, candidate: Candidate, group: Group, log_lines: Sequence[str]) -> None:
+        """Raises NeverReady where a started engine says that it did otherwise than planned."""
+
+    def build(self, group: Group, *, on_cards: bool) -> str | None:
+        """The version whose constants the plan takes; None: the newest that it knows. Asks, starts no engine."""
+
 
 # What a child inherits of the supervisor's environment: enough to find libraries, certificates and the locale.
 _INHERITED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import PurePath
 from typing import Any
 
 import orjson
@@ -116,7 +117,7 @@ def shown(record: Mapping[str, Any]) -> dict[str, Any]:
     models = [
         {
             **model,
-            "replicas": [{k: v for k, v in row.items() if k not in {"endpoint", "log"}} for row in model["replicas"]],
+            "replicas": [_without_paths(row) for row in model["replicas"]],
         }
         for model in record.get("models", [])
     ]
@@ -124,7 +125,12 @@ def shown(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_paths(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name not in {"endpoint", "log"}}
+    kept = {name: value for name, value in row.items() if name not in {"endpoint", "log"}}
+    steps = (row.get("degraded_from") or {}).get("steps")
+    if steps is not None:
+        shown_steps = [{name: PurePath(str(value)).name for name, value in step.items()} for step in steps]
+        kept["degraded_from"] = {"steps": shown_steps}
+    return kept
 
 
 def _only_hint(data: Mapping[str, Any]) -> dict[str, Any]:

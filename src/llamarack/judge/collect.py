@@ -163,16 +163,19 @@ async def forced_positions(
     asker: Asker, prompt: tuple[int, ...], ids: tuple[int, ...], *, recompute_after: int | None = None
 ) -> tuple[Position, ...]:
     """One position per token of `ids`. Runs ahead as far as it may hope for: all of it at first, one token after a
-    difference, then twice as many each time it went well; with `recompute_after` never further than that.
+    difference, then twice as many each time it went well; with `recompute_after` never further than that, and every
+    so many tokens from a prefix that is computed whole.
     """
     positions: list[Position] = []
     most = recompute_after or len(ids)
-    ahead = most
+    ahead, due = most, 0
     while len(positions) < len(ids):
         done = len(positions)
         wanted = min(ahead, len(ids) - done)
         prefix = prompt + ids[:done]
-        answer = await asker.generate(prefix, max_tokens=wanted, ignore_end=True, reuse=recompute_after is None)
+        is_due = recompute_after is not None and done >= due
+        due = done + most if is_due else due
+        answer = await asker.generate(prefix, max_tokens=wanted, ignore_end=True, reuse=not is_due)
         told = answer.positions[:wanted]
         if not told:
             told = (await asker.step(prefix),)

@@ -16,12 +16,13 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from llamarack.config import Deployment, Group, Model
+from llamarack.engine.chat_template import is_known, template_text
 from llamarack.errors import UsageError
 from llamarack.hardware.machine import Machine
 from llamarack.model.read import read_model
+from llamarack.supervise.effective import deployment_sha256, quick_sha256
 
 FACTS_NAME = "facts.json"
-_END_BYTES = 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +72,12 @@ def facts_of(deployment: Deployment, model: Model, machine: Machine, *, engine_v
     """Of the model's first group. Raises ModelError."""
     group = model.groups[0]
     spec = read_model(model.path_of(group))
-    template = model.chat_template if model.chat_template is not None else spec.chat_template
+    template = spec.chat_template if model.chat_template is None else _named_template(model.chat_template)
     return Facts(
         model_path=str(spec.path),
-        model_sha256=_quick_hash(spec.files),
+        model_sha256=quick_sha256(spec.files),
         tokenizer_sha256=spec.tokenizer.sha256,
-        chat_template_sha256=None if template is None else hashlib.sha256(_template_bytes(template)).hexdigest(),
+        chat_template_sha256=None if template is None else hashlib.sha256(template.encode()).hexdigest(),
         weights=spec.quantization.label,
         kv_dtype=group.limits.kv_dtype,
         engine=group.engine,
@@ -94,18 +95,6 @@ def facts_of(deployment: Deployment, model: Model, machine: Machine, *, engine_v
         processor=machine.host.processor,
         deployment_sha256=deployment_sha256(deployment),
     )
-
-
-def deployment_sha256(deployment: Deployment) -> str:
-    """Of the effective settings: defaults filled in, comments and order of keys gone, and without what touches
-    neither answers nor speed: where the door is and who may pass it.
-    """
-    value = deployment.model_dump(mode="json")
-    for name in ("host", "port", "api_keys_file", "insecure", "tls_cert", "tls_key"):
-        value["gateway"].pop(name)
-    value["supervise"].pop("webhook")
-    files = {str(path): _quick_hash((path,)) for path in _files(deployment)}
-    return hashlib.sha256(orjson.dumps([value, files], option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def differences(a: Facts, b: Facts) -> tuple[str, ...]:
@@ -133,27 +122,9 @@ def load_facts(folder: Path) -> Facts:
         raise UsageError(f"`{path}` cannot be read as the facts of a run", hint="measure again") from error
 
 
-def _files(deployment: Deployment) -> list[Path]:
-    paths = [model.path_of(group) for model in deployment.models for group in model.groups]
-    paths += [model.tokenizer for model in deployment.models if model.tokenizer is not None]
-    return sorted({path for path in paths if path.is_file()})
-
-
-def _quick_hash(files: Sequence[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in files:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            digest.update(f"{path.name} {size} ".encode())
-            digest.update(file.read(_END_BYTES))
-            file.seek(max(0, size - _END_BYTES))
-            digest.update(file.read(_END_BYTES))
-    return digest.hexdigest()
-
-
-def _template_bytes(template: str) -> bytes:
-    path = Path(template)
-    return path.read_bytes() if len(template) < 1024 and path.is_file() else template.encode()
+def _named_template(given: str) -> str:
+    """Ours by name, or a file; other names are the engine's own."""
+    return template_text(given) if is_known(given) or Path(given).is_file() else given
 
 
 def _split_mode(group: Group, machine: Machine) -> str | None:

@@ -20,7 +20,9 @@ _TONES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """`numbers`: tables aligned right; `texts`: tables whose cells wrap. `data`: the record, as JSON."""
+    """`numbers`: tables aligned right; `texts`: tables whose cells wrap. `data`: the record, as JSON. `links`: name and
+    relative address of the pages beside this one.
+    """
 
     title: str
     subtitle: str
@@ -32,6 +34,7 @@ class Page:
     texts: Sequence[Table]
     charts: Sequence[Chart]
     data: str
+    links: Sequence[tuple[str, str]] = ()
 
 
 def page_html(page: Page) -> str:
@@ -49,6 +52,7 @@ def page_html(page: Page) -> str:
         texts=page.texts,
         charts=[Markup(svg(chart)) for chart in page.charts],
         data=page.data,
+        links=page.links,
         tones=_TONES,
         tone=_TONES.get(page.verdict, "warn"),
     )

@@ -27,6 +27,7 @@ def status_record(supervisor: Supervisor) -> dict[str, Any]:
         "time_unix_s": time.time(),
         "started_unix_s": supervisor.started_unix_s,
         "draining": supervisor.draining,
+        "deployment_sha256": supervisor.deployment_sha256,
         "models": [
             {
                 "name": name,

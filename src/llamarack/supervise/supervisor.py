@@ -14,12 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from llamarack.config import Deployment, Group
+from llamarack.engine.builds import build_of, with_rpc_devices
 from llamarack.errors import EngineError, UsageError
 from llamarack.hardware.detect import detect_machine
 from llamarack.model.read import read_model
 from llamarack.paths import RackPaths, make_private
 from llamarack.plan.devices import claim
 from llamarack.supervise import memory_file
+from llamarack.supervise.effective import deployment_sha256
 from llamarack.supervise.gateways import GatewayPool
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.keeping import KeptChild, attach_child
@@ -93,6 +95,7 @@ def plan_on_this_machine(
     deployment: Deployment, was: ReplicaSpec, group: Group, path: Path, waiting: Sequence[ReplicaSpec]
 ) -> ReplicaSpec:
     """`waiting`: replicas that do not run at the moment and will take their share again."""
+    machine = with_rpc_devices(detect_machine(), [group])
     claimed: dict[int, int] = {}
     for each in waiting:
         claim(claimed, each.candidate.cards, each.candidate.host_bytes)
@@ -100,9 +103,10 @@ def plan_on_this_machine(
         was,
         group,
         path,
-        detect_machine(),
+        machine,
         read_model(path),
         deployment.supervise,
+        build=build_of(group, machine),
         claimed_bytes=claimed,
         is_kv_shared=sum(len(model.groups) for model in deployment.models) > 1,
     )
@@ -137,7 +141,18 @@ class Supervisor:
         self._slot_watch: asyncio.Task[None] | None = None
         self._asked_stop = asyncio.Event()
         self._insisted = asyncio.Event()
-        self._on_change: list[Callable[[], None]] = []
+        self.on_change: list[Callable[[], None]] = []  # called after every change of the table
+        self._hashed: tuple[Deployment, str | None] | None = None
+
+    @property
+    def deployment_sha256(self) -> str | None:
+        """Of what runs, so that `status` can tell whether it was proved; None where a model file is gone."""
+        if self._hashed is None or self._hashed[0] is not self.deployment:
+            try:
+                self._hashed = (self.deployment, deployment_sha256(self.deployment))
+            except OSError:
+                self._hashed = (self.deployment, None)
+        return self._hashed[1]
 
     # -- what replicas need (replica.World) ---------------------------------------------------------------------
 
@@ -146,7 +161,7 @@ class Supervisor:
         self._version += 1
         self.gateways.publish(self.table())
         self._remember()
-        for callback in self._on_change:
+        for callback in self.on_change:
             callback()
 
     async def drained(self, replica: str, timeout_s: float) -> bool:
