@@ -28,6 +28,7 @@ from llamarack.gateway.metrics import Metrics
 from llamarack.gateway.peers import PeerSocket
 from llamarack.gateway.quota import Quotas
 from llamarack.gateway.server import GatewayServer
+from llamarack.logs import set_up_logging
 from llamarack.supervise.table import from_json
 
 _RECONNECT_S = 0.2
@@ -188,7 +189,7 @@ class Worker:
 
 def main() -> None:
     fd, admin_socket, number = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    set_up_logging()
     listener = socket.socket(fileno=fd)
     listener.setblocking(False)
     uvloop.run(Worker(listener, admin_socket, int(number)).run())
