@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import platform
 import sys
@@ -24,7 +25,7 @@ from tests.rigs import fake_engine, gateway_worker
 _MIB = 1024**2
 
 
-async def run(seed: int, count: int) -> tuple[Report, float]:
+async def run(seed: int, count: int, parallel: int, most_s: float) -> tuple[Report, float]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         async with (
@@ -32,7 +33,7 @@ async def run(seed: int, count: int) -> tuple[Report, float]:
             gateway_worker(folder, [engine.row()]) as gateway,
         ):
             started = time.monotonic()
-            report = await fuzz(gateway, engine, seed=seed, count=count)
+            report = await fuzz(gateway, engine, seed=seed, count=count, parallel=parallel, most_s=most_s)
             return report, time.monotonic() - started
 
 
@@ -40,9 +41,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--parallel", type=int, default=16)
+    parser.add_argument("--most-s", type=float, default=math.inf, help="begin no further tenth after so long")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
-    report, seconds = asyncio.run(run(given.seed, given.count))
+    report, seconds = asyncio.run(run(given.seed, given.count, given.parallel, given.most_s))
     resident_mib = [round(each / _MIB, 1) for each in report.resident_bytes]
     record = {
         "schema_version": 1,

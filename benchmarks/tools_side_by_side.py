@@ -288,9 +288,7 @@ def _int(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
-def _run(
-    command: Sequence[str], *, accept: Sequence[int] = (0,), environment: Mapping[str, str] | None = None
-) -> None:
+def _run(command: Sequence[str], *, accept: Sequence[int] = (0,), environment: Mapping[str, str] | None = None) -> None:
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env=environment or os.environ
     )

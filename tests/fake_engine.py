@@ -118,6 +118,10 @@ class Engine:
     max_running: int = 0
     waiting: int = 0
     generating: int = 0  # requests for tokens so far
+    kv_tokens: int = 0  # of a cache that all sequences share; 0: each has its own
+    kv_used: int = 0
+    max_kv_used: int = 0
+    preemptions: int = 0  # how often a token found the cache full
     generated_tokens: int = 0
     prompt_tokens: int = 0
     connections: int = 0
@@ -127,9 +131,16 @@ class Engine:
     needs: int = 0  # memory, see Faults.memory
     free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
+    def hold(self, tokens: int) -> None:
+        """In the shared cache."""
+        self.kv_used += tokens
+        self.max_kv_used = max(self.max_kv_used, self.kv_used)
+        if self.kv_tokens and tokens > 0 and self.kv_used > self.kv_tokens:
+            self.preemptions += 1
+
     def record(self) -> dict[str, Any]:
         names = ("running", "max_running", "waiting", "generating", "generated_tokens", "connections", "grandchildren")
-        counts = {name: getattr(self, name) for name in names}
+        counts = {name: getattr(self, name) for name in (*names, "max_kv_used", "preemptions")}
         requests = [dataclasses.asdict(each) for each in self.seen if not each.path.startswith("/fake")]
         return {"pid": os.getpid(), **counts, "requests": requests}
 
@@ -286,6 +297,7 @@ class Generation:
     def __init__(self, connection: Connection, seen: Seen, body: bytes, *, chat: bool) -> None:
         self.connection, self.seen, self.body, self.chat = connection, seen, body, chat
         self.engine = connection.engine
+        self.held = 0
         self.engine.generating += 1
         spared = self.engine.generating <= self.engine.faults.spare_requests
         self.faults = Faults() if spared else self.engine.faults
@@ -323,6 +335,7 @@ class Generation:
             await (self._stream() if self.stream else self._whole())
         finally:
             engine.running -= 1
+            engine.hold(-self.held)
             engine.free.release()
 
     def _read(self) -> None:
@@ -343,6 +356,8 @@ class Generation:
         engine, faults, seen = self.engine, self.faults, self.seen
         seen.phase = "prefill"
         engine.prompt_tokens += self.prompt_count
+        self.held = self.prompt_count
+        engine.hold(self.held)
         await asyncio.sleep(_FOREVER_S if faults.stall_prefill else faults.prefill_s)
         wanted = engine.answer_tokens if self.limit is None else min(self.limit, engine.answer_tokens)
         source = GARBAGE if faults.garbage else TOKENS
@@ -357,6 +372,8 @@ class Generation:
             piece += source[(number + engine.generating) % len(source)]
             seen.tokens += 1
             engine.generated_tokens += 1
+            self.held += 1
+            engine.hold(1)
             if (number + 1) % faults.tokens_per_chunk == 0:
                 yield piece
                 piece = ""
@@ -541,6 +558,10 @@ def metrics_text(engine: Engine) -> str:
         kind = "counter" if name.endswith("_total") else "gauge"
         text += f"# HELP {prefix}{name} as the engine says\n# TYPE {prefix}{name} {kind}\n"
         text += f"{prefix}{name}{labels} {value}\n"
+    if engine.kv_tokens:
+        text += f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{engine.kv_tokens // 16}"}} 1.0\n'
+        text += f"vllm:kv_cache_usage_perc{labels} {min(1.0, engine.kv_used / engine.kv_tokens)}\n"
+        text += f"vllm:num_preemptions_total{labels} {engine.preemptions}\n"
     return text
 
 
@@ -552,6 +573,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--context-tokens", type=int, default=100_000)
     parser.add_argument("--answer-tokens", type=int, default=64)
+    parser.add_argument("--kv-tokens", type=int, default=0)
     parser.add_argument("--batch-tokens", type=int, default=512)
     parser.add_argument("--model-path")
     parser.add_argument("--flavor", choices=("llamacpp", "vllm"), default="llamacpp")
@@ -600,7 +622,7 @@ async def main() -> None:
     engine = Engine(
         given.model, given.slots, given.context_tokens, given.answer_tokens, given.flavor,
         os.environ.get(KEY_VARIABLE), faults, free=asyncio.Semaphore(given.slots),
-        grandchildren=start_grandchildren(faults),
+        grandchildren=start_grandchildren(faults), kv_tokens=given.kv_tokens,
         needs=(os.path.getsize(given.model_path) if given.model_path else 0)
         + 100 * given.batch_tokens + given.slots * given.context_tokens,
     )  # fmt: skip

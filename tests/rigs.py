@@ -55,6 +55,7 @@ class Engine:
 
     id: str
     model: str
+    flavor: str
     slots: int
     context_tokens: int
     process: subprocess.Popen[bytes]
@@ -66,7 +67,7 @@ class Engine:
         return ReplicaRow(
             id=self.id,
             model=self.model,
-            engine="llamacpp",
+            engine=self.flavor,
             state=state,
             endpoint=self.endpoint,
             slots=self.slots,
@@ -136,7 +137,9 @@ async def fake_engine(
         process = subprocess.Popen(argv, env=environment, stdout=out, stderr=out)  # noqa: ASYNC220 - takes 1 ms
     endpoint = Endpoint(socket=path, port=None, key=token, served_name=model)
     async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(path=str(path), force_close=True)) as session:
-        engine = Engine(id, model, slots, context_tokens, process, endpoint, log, session)
+        engine = Engine(
+            id, model, str(faults.get("flavor", "llamacpp")), slots, context_tokens, process, endpoint, log, session
+        )
         try:
             await until(lambda: _health(engine, wait), f"{id} listens; its log: {log.read_text()}")
             yield engine

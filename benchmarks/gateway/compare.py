@@ -239,6 +239,7 @@ def main() -> None:
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     started = time.monotonic()
+    about_machine = describe_machine()  # before this process keeps to one core
     with tempfile.TemporaryDirectory() as name:
         found = asyncio.run(run(given, Path(name)))
     rows = summary(found)
@@ -246,7 +247,7 @@ def main() -> None:
     print(text)
     record = {
         "schema_version": 1,
-        "machine": describe_machine(),
+        "machine": about_machine,
         "versions": {**VERSIONS, "nginx": "Debian's"},
         "repeats": given.repeats,
         "seconds": round(time.monotonic() - started, 1),

@@ -185,7 +185,9 @@ class Gateway(_Strict):
         1260, description="idle connections are kept this long; Java pools keep theirs 1200 s"
     )
     heartbeat: Heartbeat = Field(Heartbeat(), description="keep-alives in silent streams")
-    access_log: Literal["text", "json", "off"] = Field("text", description="one line a request in the gateway's log")
+    access_log: Literal["auto", "text", "json", "off"] = Field(
+        "auto", description="one line a request in the gateway's log; auto: in the form of the other logs"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Gateway:

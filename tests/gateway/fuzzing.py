@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import random
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -52,10 +54,16 @@ async def one(gateway: GatewayRig | Address, raw: bytes) -> bytes:
         writer.transport.abort()
 
 
-async def fuzz(gateway: GatewayRig, engine: Engine, *, seed: int, count: int, parallel: int = 16) -> Report:
-    """`count` requests; memory and files are noted at each tenth of them, with nothing running."""
+async def fuzz(
+    gateway: GatewayRig, engine: Engine, *, seed: int, count: int, parallel: int = 16, most_s: float = math.inf
+) -> Report:
+    """`count` requests; memory and files are noted at each tenth of them, with nothing running. Past `most_s` no
+    further tenth is begun."""
+    started = time.monotonic()
     report = Report()
     for part in range(10):
+        if time.monotonic() - started > most_s:
+            break
         logged = len(gateway.log_text())
         numbers = iter(range(count * part // 10, count * (part + 1) // 10))
         await asyncio.gather(*(_send_all(gateway, report, seed, numbers) for _ in range(parallel)))

@@ -13,10 +13,12 @@ from typing import Literal, TextIO
 
 import orjson
 
+from llamarack.logs import log_format
+
 _FLUSH_S = 0.05
 _MOST_LINES = 512
 
-Style = Literal["text", "json", "off"]
+Style = Literal["auto", "text", "json", "off"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,8 +41,8 @@ class Entry:
 
 
 class AccessLog:
-    def __init__(self, style: Style = "text", out: TextIO | None = None) -> None:
-        self._style = style
+    def __init__(self, style: Style = "auto", out: TextIO | None = None) -> None:
+        self._style = log_format().value if style == "auto" else style
         self._out = out or sys.stdout
         self._lines: list[str] = []
         self._flushing: asyncio.TimerHandle | None = None

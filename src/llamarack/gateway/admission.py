@@ -135,13 +135,13 @@ class Admission:
     def ready(self, model: str) -> list[ReplicaRow]:
         return self._ready.get(model, [])
 
-    def see(self, row: ReplicaRow, use: KvUse) -> None:
-        """What an engine shows of its KV cache moves how much is given away."""
+    def see(self, row: ReplicaRow, use: KvUse, *, has_learned: bool = True) -> None:
+        """What an engine shows of its KV cache moves how much is given away; up only where the guesses were learned."""
         if row.endpoint is None:
             return
         key = row.endpoint.key
         line = self._lines.get(row.model)
-        pool = corrected(self.pools.get(key), use, turned_away=bool(line and line.for_tokens))
+        pool = corrected(self.pools.get(key), use, turned_away=has_learned and bool(line and line.for_tokens))
         if pool is not None:
             self.pools[key] = pool
         self._dispatch(row.model)

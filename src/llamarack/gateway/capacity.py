@@ -16,7 +16,12 @@ from llamarack.supervise.table import ReplicaRow
 _LEAST, _MOST = 0.5, 4.0
 _STEP_UP = 0.05
 _FACTOR_DOWN = 0.8
-_ROOMY_FRACTION = 0.80
+# Sequences at every stage of their growth fill half or more of what they will hold in the end: less means that the
+# guesses are too high (a shared prefix, say), more that they may all be right.
+_ROOMY_FRACTION = 0.50
+# Of what the fullest look has shown, each look keeps so much: requests that began together also grow together, and a
+# moment between two such waves says nothing of the next one's height.
+_PEAK_KEPT = 0.95
 _FULL_FRACTION = 0.95
 
 
@@ -37,11 +42,13 @@ NOTHING = Held()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """The KV cache of one replica, which its sequences share. `overcommit`: reservations over tokens, as learned."""
+    """The KV cache of one replica, which its sequences share. `overcommit`: reservations over tokens, as learned.
+    `peak_fraction`: how full it was lately."""
 
     kv_tokens: int
     overcommit: float = 1.0
     preemptions: int | None = None
+    peak_fraction: float = 0.0
 
     @property
     def limit_tokens(self) -> int:
@@ -64,14 +71,15 @@ def corrected(pool: Pool | None, seen: KvUse, *, turned_away: bool) -> Pool | No
         return pool
     known = replace(pool, kv_tokens=kv_tokens) if pool else Pool(kv_tokens=kv_tokens)
     before, now = known.preemptions, seen.preemptions
-    known = replace(known, preemptions=now if now is not None else before)
+    used = seen.used_fraction
+    peak = max(used or 0.0, known.peak_fraction * _PEAK_KEPT)
+    known = replace(known, preemptions=now if now is not None else before, peak_fraction=peak)
     if before is not None and now is not None and now > before:
         return replace(known, overcommit=max(_LEAST, known.overcommit * _FACTOR_DOWN))
-    used = seen.used_fraction
     if used is None:
         return known
     if used >= _FULL_FRACTION and known.overcommit > 1.0:
         return replace(known, overcommit=max(1.0, known.overcommit * _FACTOR_DOWN))
-    if used < _ROOMY_FRACTION and turned_away and not seen.waiting:
+    if peak < _ROOMY_FRACTION and turned_away and not seen.waiting:
         return replace(known, overcommit=min(_MOST, known.overcommit + _STEP_UP))
     return known

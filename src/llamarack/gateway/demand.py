@@ -66,6 +66,11 @@ class Learned:
         return max(1, guess if limit is None else min(limit, guess if self._output is not None else limit))
 
     @property
+    def is_settled(self) -> bool:
+        """Enough were seen for the output to be a guess from experience."""
+        return self._output is not None
+
+    @property
     def usual_s(self) -> float:
         """How long the engine takes; 0 while too few were seen."""
         return self._usual_s

@@ -43,6 +43,8 @@ class EngineWatch:
         self._interval_s = min(_LONGEST_INTERVAL_S, stuck_request_s / 4)
         self._seen: dict[str, Seen] = {}  # by endpoint key
         self._unproven: list[Reservation] = []
+        # While outputs are not known the guesses are what clients allow: an unused cache then proves no guess wrong.
+        self.has_learned: Callable[[str], bool] = lambda model: True
         self.suspects: Callable[[], set[str]] = set  # replicas of requests whose progress is not seen in their replies
 
     async def run(self) -> None:
@@ -82,7 +84,7 @@ class EngineWatch:
         adaptor = ADAPTORS[row.engine]
         use = adaptor.kv_use(text)
         if use is not None:
-            self._admission.see(row, use)
+            self._admission.see(row, use, has_learned=self.has_learned(row.model))
         counters = adaptor.counters(text)
         parts = [part for part in (counters.generated_tokens, counters.prompt_tokens) if part is not None]
         running = [part for part in (counters.running, counters.waiting) if part is not None]

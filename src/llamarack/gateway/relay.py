@@ -68,6 +68,7 @@ class Call:
     last_event_s: float | None = None
     streamed_events: int = 0
     usage: dict[str, Any] = field(default_factory=dict)
+    asked_bytes: int = 0  # of the client's own body
     fields: Sequence[str] = ()  # names in the client's body that an engine's refusal may be about
     task: asyncio.Task[Any] | None = None
     is_late: bool = False

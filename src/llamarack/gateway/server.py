@@ -104,6 +104,7 @@ class GatewayServer:
         self._peers = peers
         self._relay = Relay(settings, admission, metrics, self.watch, stuck_request_s)
         self._learned: dict[str, Learned] = {}
+        self.watch.has_learned = lambda model: self._learned_of(model).is_settled
         self._paths: dict[str, tuple[str, str | None]] = {}
         self._sending_timeout_s = min(_SENDING_TIMEOUT_S, settings.request_timeout_s)
         self._routes: dict[str, dict[str, Handler]] = {
@@ -234,6 +235,7 @@ class GatewayServer:
                     asked.exchange.headers, self._settings, stream=parsed.stream, usual_s=learned.usual_s
                 ),
                 arrived_monotonic_s=arrived,
+                asked_bytes=len(raw),
                 fields=[name for name in parsed.value if name not in _PLAIN_FIELDS],
             ),
             asked,
@@ -285,7 +287,7 @@ class GatewayServer:
             since_sent = call.sent_monotonic_s - call.arrived_monotonic_s
             worked_s = (seconds if call.first_event_s is None else call.first_event_s) - since_sent
             self._learned_of(model).note(
-                body_bytes=len(call.body), prompt_tokens=prompt, output_tokens=made or 0, seconds=max(0.0, worked_s)
+                body_bytes=call.asked_bytes, prompt_tokens=prompt, output_tokens=made or 0, seconds=max(0.0, worked_s)
             )
         # For the dashboard: what the events of a stream let one think is put right by the engine's own count.
         if made is not None:
@@ -327,6 +329,7 @@ class GatewayServer:
             ),
             deadlines=deadlines(asked.exchange.headers, self._settings, stream=False, usual_s=0.0),
             arrived_monotonic_s=arrived,
+            asked_bytes=len(raw),
         )
         await self._relayed(call, asked)
 

@@ -7,6 +7,7 @@ it serves on with the table it has and knocks until one is back; its keeper ends
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import signal
@@ -28,11 +29,13 @@ from llamarack.gateway.metrics import Metrics
 from llamarack.gateway.peers import PeerSocket
 from llamarack.gateway.quota import Quotas
 from llamarack.gateway.server import GatewayServer
+from llamarack.logs import set_up_logging
 from llamarack.supervise.table import from_json
 
 _RECONNECT_S = 0.2
 _REPORT_S = 0.25
 _SAVE_EVERY = 20  # reports
+_GC_THRESHOLD = (20_000, 20, 20)
 _LINK_LIMIT_BYTES = 4 * 1024**2
 
 log = logging.getLogger(__name__)
@@ -152,6 +155,11 @@ class Worker:
             context.load_cert_chain(settings.tls_cert, settings.tls_key)
             context.set_alpn_protocols(["http/1.1"])
         self._server = await loop.create_server(gateway.protocol_factory(), sock=self._listener, ssl=context)
+        # What was imported and built lives as long as the process: looking through it again at every collection would
+        # hold up all streams for some milliseconds each time. Requests make few cycles.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*_GC_THRESHOLD)
         log.info("listening worker=%d address=%s", self._number, self._listener.getsockname())
 
     def _rung(self) -> None:
@@ -188,7 +196,7 @@ class Worker:
 
 def main() -> None:
     fd, admin_socket, number = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    set_up_logging()
     listener = socket.socket(fileno=fd)
     listener.setblocking(False)
     uvloop.run(Worker(listener, admin_socket, int(number)).run())
