@@ -13,9 +13,7 @@ _GIB = 1024**3
 
 def _unit(id: str, model: str = "m", ready: bool = True, **needs: int) -> Unit:
     """`c0=1` needs 1 GiB on card 0."""
-    return Unit(
-        id=id, model=model, needs_bytes={int(k[1:]): v * _GIB for k, v in needs.items()}, is_ready=ready
-    )
+    return Unit(id=id, model=model, needs_bytes={int(k[1:]): v * _GIB for k, v in needs.items()}, is_ready=ready)
 
 
 def _words(steps: Sequence[Step]) -> str:
@@ -23,9 +21,7 @@ def _words(steps: Sequence[Step]) -> str:
 
 
 def _plan(running: list[Unit], wanted: list[Unit], **free: int) -> str:
-    steps, blocked = foreseen(
-        running, wanted, {int(k[1:]): v * _GIB for k, v in free.items()}, ready_by_model(running)
-    )
+    steps, blocked = foreseen(running, wanted, {int(k[1:]): v * _GIB for k, v in free.items()}, ready_by_model(running))
     return _words(steps) + (" blocked" if blocked else "")
 
 
@@ -50,6 +46,18 @@ def test_smaller_one_that_fits_goes_before_a_larger_one_that_waits_for_room() ->
     old = [_unit("a-0", "a", c0=4), _unit("b-0", "b", c0=4)]
     new = [_unit("a-0-g2", "a", c0=5), _unit("b-0-g2", "b", c0=1)]
     assert _plan(old, new, c0=2) == "+b-0-g2 -b-0 +a-0-g2 -a-0"
+
+
+def test_weights_on_the_host_count_once_for_all_replicas_of_a_file() -> None:
+    def on_host(id: str, path: str) -> Unit:
+        return Unit(id=id, model="m", needs_bytes={-1: _GIB}, mapped_path=path, mapped_bytes=8 * _GIB)
+
+    old = [on_host("m-0", "a.gguf"), on_host("m-1", "a.gguf")]
+    free = {-1: 10 * _GIB}  # the kernel calls the 8 GiB of a.gguf free as well
+    assert _words(foreseen(old, [on_host("m-0-g2", "a.gguf")], free, {"m": 2})[0]) == "+m-0-g2 -m-0 -m-1"
+    other = [on_host("m-0-g2", "b.gguf")]
+    assert _words(foreseen(old, other, free, {"m": 2})[0]) == "-m-0 -m-1 +m-0-g2"
+    assert _words(foreseen(old, other, {-1: 17 * _GIB}, {"m": 2})[0]) == "+m-0-g2 -m-0 -m-1"
 
 
 def test_what_is_not_ready_goes_at_once_and_what_is_kept_stays() -> None:
@@ -88,7 +96,12 @@ _needs = st.dictionaries(st.sampled_from(_DEVICES), st.integers(1, 8), max_size=
 def _layouts(draw: st.DrawFn) -> tuple[list[Unit], list[Unit]]:
     """An old and a new layout that shares some of its replicas."""
     old = [
-        Unit(id=f"{model}-{i}", model=model, needs_bytes=draw(_needs), is_ready=draw(st.booleans()) or draw(st.booleans()))
+        Unit(
+            id=f"{model}-{i}",
+            model=model,
+            needs_bytes=draw(_needs),
+            is_ready=draw(st.booleans()) or draw(st.booleans()),
+        )
         for model in _MODELS
         for i in range(draw(st.integers(0, 3)))
     ]
@@ -176,7 +189,12 @@ def test_stops_for_room_only_what_gives_room_and_only_when_nothing_fits(
     rack = _Rack(*layouts, free, None)
     steps: list[tuple[list[Unit], dict[int, int], Step]] = []
     take = rack._take
-    rack._take = lambda step: (steps.append((list(rack.running), dict(rack.free), step)), take(step))[1]  # type: ignore[method-assign]
+
+    def noting(step: Step) -> None:
+        steps.append((list(rack.running), dict(rack.free), step))
+        take(step)
+
+    rack._take = noting  # type: ignore[method-assign]
     rack.run()
     by_id = {unit.id: unit for unit in (*rack.old, *rack.new)}
     for running, then_free, step in steps:
@@ -197,7 +215,7 @@ def test_never_below_the_needed_ready_replicas_where_all_fit_side_by_side(
     layouts: tuple[list[Unit], list[Unit]], fails_at: int | None
 ) -> None:
     old, new = layouts
-    room = {device: 10_000 for device in _DEVICES}
+    room = dict.fromkeys(_DEVICES, 10_000)
     rack = _Rack(old, new, room, fails_at)
     rack.run()
     after = ready_by_model([Unit(id=unit.id, model=unit.model) for unit in new])

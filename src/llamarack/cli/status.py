@@ -75,9 +75,33 @@ def _print(record: dict[str, Any]) -> None:
         for replica in model["replicas"]:
             table.add_row(*_row(model["name"], replica))
     data.print(table)
+    print_change(record["change"])
     for model in record["models"]:
         for replica in model["replicas"]:
             _print_death(replica)
+
+
+def print_change(change: dict[str, Any] | None) -> None:
+    """How far a change is, or why the newest went back; nothing about one that is done."""
+    if change is None or change["outcome"] in {"done", "interrupted"}:
+        return
+    if change["outcome"] == "running":
+        way = "goes back from" if change["going_back"] else "changes to"
+        now = f"; {change['now']}" if change["now"] else ""
+        people.print(
+            f"[yellow]{way} generation {change['generation']}[/]: "
+            f"{change['steps_done']} of {change['steps_total']} steps done{escape(now)}"
+        )
+        for replica, tally in (change["trial"] or {}).get("tallies", {}).items():
+            first = format_duration(tally["median_first_token_s"])
+            people.print(
+                f"  {escape(replica)}: {tally['requests']} requests, {tally['failures']} failed, first token {first}"
+            )
+    else:
+        words = "went back" if change["outcome"] == "rolled_back" else "went back in part"
+        people.print(f"[red]the change to generation {change['generation']} {words}[/]: {escape(change['message'])}")
+    if change["hint"]:
+        people.print(f"  [cyan]hint[/]: {escape(change['hint'])}")
 
 
 def _row(model: str, replica: dict[str, Any]) -> list[str]:

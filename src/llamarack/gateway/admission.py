@@ -29,10 +29,14 @@ class Admission:
     def __init__(self, *, max_queue_requests: int, max_queue_s: float) -> None:
         self.table = _EMPTY
         self.in_flight: dict[str, int] = {}
-        self._max_queue_requests = max_queue_requests
-        self._max_queue_s = max_queue_s
+        self.set_limits(max_queue_requests=max_queue_requests, max_queue_s=max_queue_s)
         self._queues: dict[str, deque[_Waiter]] = {}
         self._turn = 0
+
+    def set_limits(self, *, max_queue_requests: int, max_queue_s: float) -> None:
+        """For requests to come; who waits already waits as long as was promised."""
+        self._max_queue_requests = max_queue_requests
+        self._max_queue_s = max_queue_s
 
     @property
     def queued(self) -> dict[str, int]:

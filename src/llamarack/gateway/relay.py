@@ -20,6 +20,7 @@ from llamarack.errors import DeadlineExceeded, LlamarackError, Overloaded, Reque
 from llamarack.gateway import upstream, wire
 from llamarack.gateway.admission import Admission
 from llamarack.gateway.metrics import Metrics
+from llamarack.gateway.outcomes import Outcomes
 from llamarack.gateway.stream import EventTooLong, StreamFilter
 from llamarack.gateway.upstream import EngineBroke, EngineReply
 from llamarack.supervise.table import ReplicaRow
@@ -65,7 +66,8 @@ class Call:
 
 class Relay:
     def __init__(self, settings: Gateway, admission: Admission, metrics: Metrics) -> None:
-        self._settings = settings
+        self.settings = settings
+        self.outcomes = Outcomes()
         self._admission = admission
         self._metrics = metrics
 
@@ -75,16 +77,16 @@ class Relay:
 
     async def _whole(self, call: Call) -> web.StreamResponse:
         try:
-            async with asyncio.timeout(self._settings.request_timeout_s):
+            async with asyncio.timeout(self.settings.request_timeout_s):
                 return await self._with_retries(call, None, self._whole_attempt)
         except TimeoutError:
             raise self._out_of_time() from None
 
     async def _streamed(self, call: Call) -> web.StreamResponse:
-        client = ClientStream(call, self._settings)
+        client = ClientStream(call, self.settings)
         keeping_alive = asyncio.create_task(client.keep_alive())
         try:
-            async with asyncio.timeout(self._settings.request_timeout_s):
+            async with asyncio.timeout(self.settings.request_timeout_s):
                 return await self._with_retries(call, client, self._stream_attempt)
         except (TimeoutError, RequestError) as error:
             failure = error if isinstance(error, RequestError) else self._out_of_time()
@@ -102,10 +104,15 @@ class Relay:
             if client is not None:
                 client.admitted.set()
             call.replica = replica.id
+            admitted_s = time.monotonic() - call.arrived_monotonic_s
             try:
                 response: web.StreamResponse = await attempt(call, replica, client)
+                failed = response.status >= 500 or (client is not None and client.failed)
+                first_s = None if call.first_event_s is None else call.first_event_s - admitted_s
+                self.outcomes.count(replica.id, failed=failed, first_token_s=first_s)
                 return response
             except EngineBroke as error:
+                self.outcomes.count(replica.id, failed=True)
                 assert replica.endpoint is not None
                 broke.add(replica.endpoint.key)
                 if client is not None and client.passed_events:
@@ -198,7 +205,7 @@ class Relay:
         return answer
 
     def _out_of_time(self) -> RequestError:
-        return DeadlineExceeded(f"not finished within {self._settings.request_timeout_s:g} s", should_retry=False)
+        return DeadlineExceeded(f"not finished within {self.settings.request_timeout_s:g} s", should_retry=False)
 
 
 class ClientStream:
@@ -213,6 +220,7 @@ class ClientStream:
         self.admitted = asyncio.Event()
         self.passed_events = 0
         self.committed = False
+        self.failed = False  # ended with an error event
         self.response = web.StreamResponse(status=200, headers={**wire.STREAM_HEADERS, "x-request-id": call.request_id})
 
     async def commit(self) -> None:
@@ -244,6 +252,7 @@ class ClientStream:
 
     async def _end_with(self, event: bytes) -> None:
         """Aborts where no event can be sent: the client must see a broken body and not a short, complete one."""
+        self.failed = True
         if self._busy:  # it does not read; a drain of aiohttp that was given up cannot be waited for again
             self._abort()
             return

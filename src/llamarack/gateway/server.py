@@ -61,11 +61,9 @@ class GatewayServer:
     def __init__(self, settings: Gateway, admission: Admission, metrics: Metrics, keys: Keys | None) -> None:
         self._admission = admission
         self._metrics = metrics
-        self._keys = keys
         self._relay = Relay(settings, admission, metrics)
-        self._keep_alive_s = settings.keep_alive_s
-        self._request_timeout_s = settings.request_timeout_s
-        self._sending_timeout_s = min(_SENDING_TIMEOUT_S, settings.request_timeout_s)
+        self.outcomes = self._relay.outcomes
+        self.apply(settings, keys)
         self._routes: dict[str, dict[str, Handler]] = {
             "/live": {"GET": self._live},
             "/livez": {"GET": self._live},
@@ -81,6 +79,14 @@ class GatewayServer:
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
         }
+
+    def apply(self, settings: Gateway, keys: Keys | None) -> None:
+        """Other limits for the requests to come; `keep_alive_s` for the connections to come."""
+        self._keys = keys
+        self._relay.settings = settings
+        self._keep_alive_s = settings.keep_alive_s
+        self._request_timeout_s = settings.request_timeout_s
+        self._sending_timeout_s = min(_SENDING_TIMEOUT_S, settings.request_timeout_s)
 
     def protocol_factory(self) -> web.Server:
         return EnvelopeServer(self.handle, keep_alive_s=self._keep_alive_s, head_timeout_s=self._sending_timeout_s)

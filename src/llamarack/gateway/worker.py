@@ -18,6 +18,7 @@ from typing import Any
 import uvloop
 
 from llamarack.config import Gateway
+from llamarack.errors import ConfigError
 from llamarack.gateway.admission import Admission
 from llamarack.gateway.keys import Keys
 from llamarack.gateway.metrics import Metrics
@@ -38,6 +39,7 @@ class Worker:
         self._number = number
         self._metrics = Metrics()
         self._admission: Admission | None = None
+        self._gateway: GatewayServer | None = None
         self._server: asyncio.Server | None = None
         self._reported: dict[str, Any] = {}
 
@@ -75,8 +77,8 @@ class Worker:
         try:
             while line := await reader.readline():
                 message = json.loads(line)
-                if "settings" in message and self._admission is None:
-                    await self._open(Gateway.model_validate(message["settings"]))
+                if "settings" in message:
+                    await self._take(Gateway.model_validate(message["settings"]))
                 if "table" in message and self._admission is not None:
                     table = from_json(message["table"])
                     self._admission.apply(table)
@@ -84,11 +86,24 @@ class Worker:
         finally:
             reporting.cancel()
 
+    async def _take(self, settings: Gateway) -> None:
+        """The first settings open the door; later ones, after a reload, change limits and keys while it is open."""
+        if self._admission is None or self._gateway is None:
+            await self._open(settings)
+            return
+        try:
+            keys = Keys(settings.api_keys_file) if settings.api_keys_file else None
+        except ConfigError as error:  # never open a door because its keys were moved away
+            log.error("settings_refused worker=%d error=%s", self._number, error)
+            return
+        self._admission.set_limits(max_queue_requests=settings.max_queue_requests, max_queue_s=settings.max_queue_s)
+        self._gateway.apply(settings, keys)
+
     async def _open(self, settings: Gateway) -> None:
         """Begins to accept; once in a worker's life."""
         self._admission = Admission(max_queue_requests=settings.max_queue_requests, max_queue_s=settings.max_queue_s)
         keys = Keys(settings.api_keys_file) if settings.api_keys_file else None
-        server = GatewayServer(settings, self._admission, self._metrics, keys)
+        server = self._gateway = GatewayServer(settings, self._admission, self._metrics, keys)
         context = None
         if settings.tls_cert is not None and settings.tls_key is not None:
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -111,6 +126,9 @@ class Worker:
             "table_version": self._admission.table.version,
             "in_flight": self._admission.in_flight,
             "queued": self._admission.queued,
+            "outcomes": self._gateway.outcomes.report([row.id for row in self._admission.table.replicas])
+            if self._gateway
+            else {},
         }
         if counts != self._reported:
             self._reported = json.loads(json.dumps(counts))

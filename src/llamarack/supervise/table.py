@@ -13,7 +13,10 @@ from llamarack.supervise.state import State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaRow:
-    """One replica. `slots`: sequences it takes at once; `context_tokens`: of one sequence."""
+    """One replica. `slots`: sequences it takes at once; `context_tokens`: of one sequence.
+
+    `share`: on trial, it gets this fraction of its model's requests; None: its part of the rest.
+    """
 
     id: str
     model: str
@@ -22,6 +25,7 @@ class ReplicaRow:
     endpoint: Endpoint | None
     slots: int
     context_tokens: int
+    share: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +68,7 @@ def to_json(table: Table) -> dict[str, Any]:
                 "endpoint": endpoint_to_json(row.endpoint),
                 "slots": row.slots,
                 "context_tokens": row.context_tokens,
+                "share": row.share,
             }
             for row in table.replicas
         ],
