@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-dev
 
-.PHONY: demo test check test-java test-vllm test-gpu proof-kills proof-reloads proof-fuzz proof-model-fuzz proof-embed-cycles install install-dev clean
+.PHONY: demo test check test-browser test-java test-vllm test-gpu proof-kills proof-reloads proof-fuzz proof-model-fuzz proof-embed-cycles proof-offline install install-dev clean
 
 demo: $(INSTALLED)
 	@$(BIN)/llamarack demo
@@ -24,6 +24,10 @@ test-vllm: $(DEVELOPMENT)
 	python=$$(LLAMARACK_STATE_DIR=$(CURDIR)/build/vllm $(BIN)/llamarack engine install vllm --cpu) && \
 	  $$python -m pip install --quiet --disable-pip-version-check accelerate gguf && \
 	  LLAMARACK_REQUIRE_TIERS=vllm LLAMARACK_VLLM_PYTHON=$$python $(BIN)/python -m pytest -m vllm
+
+# The dashboard in a headless Chromium: apt-get install --no-install-recommends chromium, or LLAMARACK_CHROMIUM=/path.
+test-browser: $(DEVELOPMENT)
+	$(BIN)/python -m pytest -m browser
 
 test-gpu: $(DEVELOPMENT)
 	$(BIN)/python -m pytest -m gpu
@@ -43,6 +47,10 @@ proof-model-fuzz: $(DEVELOPMENT)
 
 proof-embed-cycles: $(DEVELOPMENT)
 	$(BIN)/python -m benchmarks.embed_cycles -o benchmarks/results/embed-cycles.json
+
+# Bundle, install, demo, serve and bench in a network namespace: as root, or where users may make namespaces.
+proof-offline: $(DEVELOPMENT)
+	PYTHON=$(shell command -v $(PYTHON)) $(BIN)/python -m benchmarks.offline_run
 
 check: $(DEVELOPMENT)
 	$(BIN)/ruff check .

@@ -17,7 +17,7 @@ from llamarack.paths import RackPaths, rack_paths
 from llamarack.supervise.preparing import Prepared
 from llamarack.supervise.rack import run_supervisor
 from llamarack.supervise.supervisor import Source, Supervisor
-from tests.fake_adaptor import FakeEngine, fake_spec
+from tests.fake_adaptor import FakeEngine, fake_plan_again, fake_spec
 
 
 class FakeSupervisor(Supervisor):
@@ -47,7 +47,13 @@ def build(folder: Path, replicas: list[dict[str, Any]], **supervise: Any) -> Fak
     """A supervisor over fake engines on a free port; `supervise` overrides that section of the file."""
     folder.mkdir(parents=True, exist_ok=True)
     deployment = deployment_of(folder, replicas, supervise=supervise)
-    return FakeSupervisor(deployment, specs_of(deployment), paths_in(folder), source=Source(path=folder / "fake.yaml"))
+    return FakeSupervisor(
+        deployment,
+        specs_of(deployment),
+        paths_in(folder),
+        planner=fake_plan_again,
+        source=Source(path=folder / "fake.yaml"),
+    )
 
 
 def deployment_of(folder: Path, replicas: Sequence[dict[str, Any]], **sections: Any) -> Deployment:

@@ -7,7 +7,7 @@ import llamarack
 
 ROOT = Path(llamarack.__file__).parent
 ORDER = ["version", "errors", "units", "paths", "config", "hardware", "model", "plan", "engine", "supervise"]
-ORDER += ["gateway", "measure", "judge", "report", "embed", "cli", "__main__"]
+ORDER += ["gateway", "measure", "judge", "report", "ship", "embed", "cli", "__main__"]
 
 
 def _station(path: Path) -> str:

@@ -118,6 +118,7 @@ async def test_each_model_of_the_file_answers_under_its_name_and_loads_came_one_
     for name in MODELS:
         assert await _says(url, name) > 0
     assert shell.states() == {"one-0": "ready", "two-0": "ready", "chat-0": "ready"}
+    assert "chat-0" in shell.ok("llamarack status --rack rack")
     entries = read_entries(rack_paths("rack", shell.folder / "state").events, 1000)
     assert _most_loading(entries) == 1
     assert [entry.kind for entry in entries].count("starting") == 3

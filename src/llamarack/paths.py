@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from llamarack.errors import UsageError
 # `<replica>.engine.sock`.
 _SOCKET_PATH_MAX_BYTES = 107
 _SOCKET_NAME_MAX_BYTES = 40
+INSTALL_MARK = "llamarack-install.json"  # written by the installer of a bundle (ship/installer.py)
 _RACK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -81,6 +83,18 @@ def cache_dir() -> Path:
     if own := os.environ.get("LLAMARACK_CACHE_DIR"):
         return Path(own).expanduser().absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "llamarack"
+
+
+def install_folder() -> Path | None:
+    """The offline install that this interpreter belongs to: `engines/` lies in it, `../../models/` beside it."""
+    folder = Path(sys.prefix).parent
+    return folder if (folder / INSTALL_MARK).is_file() else None
+
+
+def shipped_models_dir() -> Path | None:
+    """Models that came with an offline install."""
+    folder = install_folder()
+    return folder.parent.parent / "models" if folder else None
 
 
 def rack_paths(name: str, given_state_dir: Path | None = None) -> RackPaths:

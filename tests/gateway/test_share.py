@@ -4,34 +4,38 @@ from dataclasses import replace
 
 import pytest
 
-from llamarack.gateway.routing import choose
+from llamarack.gateway.routing import of_this_turn
 from tests.gateway.test_admission import replica
 
+ROWS = [replica("a"), replica("b"), replica("new")]
 
-def _chosen(share: float, turns: range, in_flight: dict[str, int], excluded: tuple[str, ...] = ()) -> list[str | None]:
-    rows = [replica("a"), replica("b"), replace(replica("new"), share=share)]
-    found = [choose(rows, in_flight, excluded=excluded, turn=turn) for turn in turns]
-    return [row.id if row else None for row in found]
+
+def _turns(share: float, turns: range, *, full: str = "", gone: str = "") -> list[set[str]]:
+    """Who may be chosen, by turn."""
+    rows = [replace(row, share=share if row.id == "new" else None) for row in ROWS if row.id not in gone.split()]
+    free = [row for row in rows if row.id not in full.split()]
+    return [{row.id for row in of_this_turn(free, rows, turn)} for turn in turns]
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.25, 0.5])
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_share_is_met_also_where_other_models_take_turns(share: float, step: int) -> None:
-    chosen = _chosen(share, range(0, 3000 * step, step), {})
-    assert chosen.count("new") / len(chosen) == pytest.approx(share, abs=0.01)
-    assert {"a", "b"} < set(chosen)
+    chosen = _turns(share, range(0, 3000 * step, step))
+    assert chosen.count({"new"}) / len(chosen) == pytest.approx(share, abs=0.01)
+    assert chosen.count({"new"}) + chosen.count({"a", "b"}) == len(chosen)
 
 
 def test_full_replicas_do_not_spill_over_to_the_one_on_trial() -> None:
-    chosen = _chosen(0.1, range(1000), {"a": 100, "b": 100})
-    assert chosen.count(None) == pytest.approx(900, abs=10)
+    assert _turns(0.1, range(1000), full="a b").count(set()) == pytest.approx(900, abs=10)
 
 
 def test_full_trial_leaves_its_turns_to_the_others() -> None:
-    assert "new" not in _chosen(0.5, range(100), {"new": 100})
+    assert _turns(0.5, range(100), full="new") == [{"a", "b"}] * 100
 
 
 def test_trial_takes_all_when_nobody_else_is_left() -> None:
-    rows = [replica("a"), replica("b")]
-    keys = tuple(row.endpoint.key for row in rows if row.endpoint)
-    assert set(_chosen(0.1, range(100), {}, excluded=keys)) == {"new"}
+    assert _turns(0.1, range(100), gone="a b") == [{"new"}] * 100
+
+
+def test_without_a_trial_everybody_takes_every_turn() -> None:
+    assert len(of_this_turn(ROWS, ROWS, 7)) == 3

@@ -15,7 +15,8 @@ from rich.table import Table
 from llamarack.cli.console import data, people, print_entry, print_json
 from llamarack.cli.serve import StateDir
 from llamarack.errors import UsageError
-from llamarack.paths import rack_paths
+from llamarack.judge.proofs import read_proofs
+from llamarack.paths import RackPaths, rack_paths
 from llamarack.paths import state_dir as state_folder
 from llamarack.supervise.admin import ask
 from llamarack.supervise.journal import Entry
@@ -42,10 +43,25 @@ def status(
                 print_entry(Entry(**entry))
         return
     record = asyncio.run(ask(paths, {"op": "status"}))
+    record["proofs"] = proofs_record(paths, record.get("deployment_sha256"))
     if json:
         print_json(orjson.dumps(record))
     else:
         _print(record)
+
+
+def proofs_record(paths: RackPaths, running_sha256: str | None) -> list[dict[str, Any]]:
+    """What was proved of this rack; `is_current`: with the settings that run now."""
+    return [
+        {
+            "kind": kind,
+            "at_unix_s": proof.at_unix_s,
+            "verdict": proof.verdict,
+            "folder": proof.folder,
+            "is_current": proof.deployment_sha256 == running_sha256,
+        }
+        for kind, proof in sorted(read_proofs(paths).items())
+    ]
 
 
 def the_running_rack(given: Path | None) -> str:
@@ -78,7 +94,25 @@ def _print(record: dict[str, Any]) -> None:
     print_change(record["change"])
     for model in record["models"]:
         for replica in model["replicas"]:
+            _print_degraded(replica)
             _print_death(replica)
+    _print_proofs(record["proofs"])
+
+
+def _print_proofs(proofs: list[dict[str, Any]]) -> None:
+    current = [f"{one['kind']} {one['verdict']} {_ago(one)}" for one in proofs if one["is_current"]]
+    if current:
+        data.print(f"[dim]proved with these settings: {escape(', '.join(current))}[/]")
+    for one in proofs:
+        if not one["is_current"]:
+            data.print(
+                f"[yellow]settings changed since the last valid {one['kind']}[/] "
+                f"({escape(one['verdict'])}, {_ago(one)}): llamarack acceptance FILE"
+            )
+
+
+def _ago(proof: dict[str, Any]) -> str:
+    return f"{format_duration(time.time() - proof['at_unix_s'])} ago"
 
 
 def print_change(change: dict[str, Any] | None) -> None:
@@ -118,6 +152,19 @@ def _row(model: str, replica: dict[str, Any]) -> list[str]:
         format_bytes(replica["actual"]["resident_bytes"]),
         str(replica["restarts"]),
     ]
+
+
+def _print_degraded(replica: dict[str, Any]) -> None:
+    was = replica["degraded_from"]
+    if was is None:
+        return
+    steps = ", ".join(f"{step['setting']} {_step(step['was'])} -> {_step(step['becomes'])}" for step in was["steps"])
+    people.print(f"{replica['id']}: [yellow]degraded after out of memory[/]: {escape(steps)}")
+    people.print("  [cyan]hint[/]: the deployment file still asks for more; llamarack plan FILE shows what fits")
+
+
+def _step(value: float | str) -> str:
+    return Path(value).name if isinstance(value, str) else f"{value:g}"
 
 
 def _print_death(replica: dict[str, Any]) -> None:

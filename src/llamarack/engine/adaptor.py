@@ -74,6 +74,17 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvUse:
+    """A pool of KV cache that sequences share, as its engine tells it now. `preemptions`: since its start; `waiting`:
+    in the engine's own queue. `None`: it does not say."""
+
+    kv_tokens: int | None
+    used_fraction: float | None
+    preemptions: int | None
+    waiting: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Deviations:
     """Where an engine's stream differs from the wire rules; the gateway rewrites only what is named here.
 
@@ -104,6 +115,9 @@ class Adaptor(Protocol):
 
     def counters(self, metrics_text: str) -> Counters:
         """From the engine's own /metrics."""
+
+    def kv_use(self, metrics_text: str) -> KvUse | None:
+        """Of a pool that sequences share; None where each has a part of its own."""
 
     def device_terms(self, log_lines: Sequence[str]) -> Sequence[DeviceTerms]:
         """What a started engine's log says of its memory, in the plan's order of devices; empty where it does not."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from llamarack.config import Group
 from llamarack.errors import ConfigError, HardwareError
 from llamarack.hardware.versions import EngineBuild, builds_of, installed_command
+from llamarack.paths import install_folder
 
 MARK = "llamarack-engine.json"  # written last, so an environment without it is an unfinished one
 _ASK_TIMEOUT_S = 30.0
@@ -48,8 +49,10 @@ def engines_dir() -> Path:
 
 
 def installed_engines(folder: Path | None = None) -> list[Installed]:
-    """Finished environments, newest version first."""
-    marks = (folder or engines_dir()).glob(f"*/{MARK}")
+    """Finished environments, newest version first; those that came with an offline install are among them."""
+    shipped = install_folder()
+    folders = [folder or engines_dir(), *([shipped / "engines"] if shipped and folder is None else [])]
+    marks = [mark for each in folders for mark in each.glob(f"*/{MARK}")]
     return sorted(map(_read_mark, marks), key=lambda one: version_order(one.version), reverse=True)
 
 

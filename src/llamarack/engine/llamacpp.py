@@ -20,6 +20,7 @@ from llamarack.engine.adaptor import (
     Diagnosis,
     Endpoint,
     FatalLine,
+    KvUse,
     Launch,
     LaunchContext,
     MetricNames,
@@ -64,7 +65,8 @@ _MODELLED = {
 
 _FATAL = (
     FatalLine(
-        pattern=r"(out of memory|failed to allocate|unable to allocate|cudaMalloc failed)",
+        # Pinned host memory that is refused is only slower; the library goes on.
+        pattern=r"^(?!.*pinned memory).*(out of memory|failed to allocate|unable to allocate|cudaMalloc failed)",
         cause="out_of_memory",
         message="the engine could not get the memory it asked for",
         hint="lower limits.sequences or limits.context_tokens, or use a coarser quantisation; see llamarack plan FILE",
@@ -144,6 +146,9 @@ class LlamaCpp:
 
     def load_fraction(self, log_tail: Sequence[str]) -> float | None:
         return None  # the library reports progress as dots without a total
+
+    def kv_use(self, metrics_text: str) -> KvUse | None:
+        return None  # the table tells the size of a unified cache; each slot has its own otherwise
 
     def device_terms(self, log_lines: Sequence[str]) -> Sequence[DeviceTerms]:
         return buffers(log_lines)

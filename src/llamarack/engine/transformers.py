@@ -17,6 +17,7 @@ from llamarack.engine.adaptor import (
     Diagnosis,
     Endpoint,
     FatalLine,
+    KvUse,
     Launch,
     LaunchContext,
     MetricNames,
@@ -102,6 +103,9 @@ class Transformers:
 
     def counters(self, metrics_text: str) -> Counters:
         return read_counters(metrics_text, _METRICS)
+
+    def kv_use(self, metrics_text: str) -> KvUse | None:
+        return None
 
     def device_terms(self, log_lines: Sequence[str]) -> Sequence[DeviceTerms]:
         return ()  # it does not tell

@@ -16,6 +16,7 @@ from llamarack.engine.adaptor import (
     Deviations,
     Diagnosis,
     Endpoint,
+    KvUse,
     Launch,
     LaunchContext,
     MetricNames,
@@ -28,8 +29,10 @@ from llamarack.engine.installed import Installed, engine_for
 from llamarack.engine.llamacpp import diagnose_by_lines
 from llamarack.engine.vllm_faults import FATAL
 from llamarack.engine.vllm_help import API_SERVER, help_text
+from llamarack.engine.vllm_kv import kv_use
 from llamarack.engine.vllm_memory import device_terms
 from llamarack.engine.vllm_options import flags_of, options_of, pass_through, render, thread_environment
+from llamarack.plan.nodes import node_of
 
 KEY_VARIABLE = "VLLM_API_KEY"
 # `Loading safetensors checkpoint shards:  50% Completed | 1/2 [00:01<00:01,  1.02s/it]`
@@ -80,6 +83,9 @@ class Vllm:
     def counters(self, metrics_text: str) -> Counters:
         return read_counters(metrics_text, METRICS)
 
+    def kv_use(self, metrics_text: str) -> KvUse | None:
+        return kv_use(metrics_text)
+
     def device_terms(self, log_lines: Sequence[str]) -> Sequence[DeviceTerms]:
         return device_terms(log_lines)
 
@@ -95,7 +101,6 @@ def _template_file(context: LaunchContext) -> Path | None:
 def _environment(context: LaunchContext, engine: Installed) -> dict[str, str]:
     own = {"PATH": f"{engine.python.parent}:{os.environ.get('PATH', os.defpath)}"}  # ninja, for compiled kernels
     if not context.card_uuids:
-        plan = context.candidate
         cores = len(os.sched_getaffinity(0))
-        own |= thread_environment(plan.tensor_parallel * plan.pipeline_parallel, plan.threads or cores)
+        own |= thread_environment(len(node_of(context.group).ranks), context.candidate.threads or cores)
     return engine_environment(os.environ, context.card_uuids, {**own, **context.group.env, KEY_VARIABLE: context.key})

@@ -7,7 +7,10 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from llamarack.supervise.traffic import TrafficLog
+
 _LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_PER_TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|Inf|NaN)"
 # A line of any other form would make a scraper refuse the whole page.
 _SAMPLE = re.compile(rf"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{{.*\}})?( {_NUMBER}(?: -?\d+)?)$")
@@ -16,12 +19,15 @@ _SAMPLE = re.compile(rf"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{{.*\}})?( {_NUMBER}(?: -?\
 class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.traffic = TrafficLog()
         self.requests = self._counter("requests", "Requests answered", ["model", "code"])
         self.cancelled = self._counter("requests_cancelled", "Requests whose client left before the end", ["model"])
         self.retries = self._counter("retries", "Requests sent to another replica after an engine broke", ["model"])
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens, as engines count them", ["model"])
         self.generated_tokens = self._counter("generated_tokens", "Generated tokens, as engines count them", ["model"])
         self.first_token = self._histogram("first_token_seconds", "Arrival to the first engine event of a stream")
+        self.per_token = Histogram("llamarack_per_token_seconds", "Mean time per token after the first, of a stream",
+                                   ["model"], registry=self.registry, buckets=_PER_TOKEN_BUCKETS_S)  # fmt: skip
         self.duration = self._histogram("request_seconds", "Arrival to the end of the answer")
         self.queue_wait = self._histogram("queue_seconds", "Wait for a free slot")
         self.in_flight = Gauge("llamarack_in_flight", "Requests at an engine now", ["replica"], registry=self.registry)

@@ -18,7 +18,7 @@ from llamarack.config import Gateway
 from llamarack.engine import ADAPTORS
 from llamarack.errors import DeadlineExceeded, LlamarackError, Overloaded, RequestError, UpstreamFailed
 from llamarack.gateway import upstream, wire
-from llamarack.gateway.admission import Admission
+from llamarack.gateway.admission import Admission, Reservation
 from llamarack.gateway.metrics import Metrics
 from llamarack.gateway.outcomes import Outcomes
 from llamarack.gateway.stream import EventTooLong, StreamFilter
@@ -61,6 +61,7 @@ class Call:
     arrived_monotonic_s: float
     replica: str | None = None
     first_event_s: float | None = None
+    streamed_events: int = 0  # of a stream that came to its end
     usage: dict[str, Any] = field(default_factory=dict)
 
 
@@ -100,7 +101,8 @@ class Relay:
     async def _with_retries(self, call: Call, client: ClientStream | None, attempt: Any) -> web.StreamResponse:
         broke: set[str] = set()
         for number in range(_MAX_ATTEMPTS):
-            replica = await self._take(call, broke, again=number > 0)
+            reservation = await self._take(call, broke, again=number > 0)
+            replica = reservation.row
             if client is not None:
                 client.admitted.set()
             call.replica = replica.id
@@ -122,15 +124,15 @@ class Relay:
                 log.warning("engine_broke request=%s replica=%s error=%s", call.request_id, replica.id, error)
                 self._metrics.retries.labels(call.model).inc()
             finally:
-                self._admission.give(replica.id, call.model)
+                self._admission.give(reservation)
         raise UpstreamFailed(f"{_MAX_ATTEMPTS} engines broke off before their first token", retry_after_s=2)
 
-    async def _take(self, call: Call, broke: set[str], *, again: bool) -> ReplicaRow:
+    async def _take(self, call: Call, broke: set[str], *, again: bool) -> Reservation:
         started = time.monotonic()
         if not again:
-            replica = await self._admission.take(call.model)
+            reservation = await self._admission.take(call.model)
             self._metrics.queue_wait.labels(call.model).observe(time.monotonic() - started)
-            return replica
+            return reservation
         try:
             return await self._admission.take(call.model, excluded=broke, again=True, wait_s=_FORGIVE_AFTER_S)
         except Overloaded:
@@ -158,6 +160,7 @@ class Relay:
             events = StreamFilter(ADAPTORS[replica.engine].deviations, hide_usage=call.hide_usage)
             async for chunk in response.chunks():
                 data = events.feed(chunk)
+                self._metrics.traffic.count_tokens(call.model, events.state.passed_events - client.passed_events)
                 client.passed_events = events.state.passed_events
                 if data:
                     if call.first_event_s is None:
@@ -165,7 +168,7 @@ class Relay:
                     await client.write(data)
                 if events.over():
                     break
-            call.usage = events.state.usage or {}
+            call.usage, call.streamed_events = events.state.usage or {}, client.passed_events
             if events.state.error is not None:
                 await client.fail_with(events.state.error)
             elif not events.state.done:

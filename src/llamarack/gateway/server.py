@@ -27,6 +27,7 @@ from llamarack.errors import (
 )
 from llamarack.gateway import body as bodies
 from llamarack.gateway.admission import Admission
+from llamarack.gateway.dashboard import STATUS_PATH, Dashboard
 from llamarack.gateway.keys import Keys
 from llamarack.gateway.metrics import Metrics, merged, with_labels
 from llamarack.gateway.protocol import EnvelopeServer, error_response, is_last, read_body, waits_to_continue
@@ -58,9 +59,17 @@ SmallRequest = Callable[[ReplicaRow, dict[str, Any]], Awaitable[dict[str, Any]]]
 class GatewayServer:
     """Built once per worker; `handle` is what aiohttp calls for every request."""
 
-    def __init__(self, settings: Gateway, admission: Admission, metrics: Metrics, keys: Keys | None) -> None:
+    def __init__(
+        self,
+        settings: Gateway,
+        admission: Admission,
+        metrics: Metrics,
+        keys: Keys | None,
+        dashboard: Dashboard | None = None,
+    ) -> None:
         self._admission = admission
         self._metrics = metrics
+        self._dashboard = dashboard or Dashboard(None)
         self._relay = Relay(settings, admission, metrics)
         self.outcomes = self._relay.outcomes
         self.apply(settings, keys)
@@ -72,6 +81,7 @@ class GatewayServer:
             "/health": {"GET": self._ready},
             "/metrics": {"GET": self._metrics_text},
             "/version": {"GET": self._version},
+            STATUS_PATH: {"GET": self._dashboard_status},
             "/models": {"GET": self._models},
             "/chat/completions": {"POST": self._generate},
             "/completions": {"POST": self._generate},
@@ -111,11 +121,16 @@ class GatewayServer:
             response.force_close()
         if waits_to_continue(request) and "continued" not in request:
             response.force_close()  # its body never comes: what comes next on this connection would be taken for it
-        access_log.info("%s %s %d id=%s %.3f s", request.method, shown_path, response.status, request_id,
-                        time.monotonic() - started)  # fmt: skip
+        # A page that looks every second would fill the log with itself.
+        level = logging.DEBUG if request.path == STATUS_PATH and response.status == 200 else logging.INFO
+        access_log.log(level, "%s %s %d id=%s %.3f s", request.method, shown_path, response.status, request_id,
+                       time.monotonic() - started)  # fmt: skip
         return response
 
     async def _answer(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
+        page = self._dashboard.page(request, request_id)
+        if page is not None:
+            return page
         path = _PREFIX.sub("", request.path)
         path = path.rstrip("/") or "/"
         if self._keys is not None and path not in _HEALTH_PATHS:
@@ -185,6 +200,23 @@ class GatewayServer:
             count = call.usage.get(name)
             if isinstance(count, int):
                 counter.labels(call.model).inc(count)
+        self._count_traffic(call, code)
+
+    def _count_traffic(self, call: Call, code: str) -> None:
+        """For the dashboard: what the events of a stream let one think is put right by the engine's own count."""
+        traffic = self._metrics.traffic
+        tokens = call.usage.get("completion_tokens")
+        per_token_s = None
+        if isinstance(tokens, int):
+            traffic.count_tokens(call.model, tokens - call.streamed_events)
+            if call.first_event_s is not None and tokens > 1:
+                taken_s = time.monotonic() - call.arrived_monotonic_s
+                per_token_s = (taken_s - call.first_event_s) / (tokens - 1)
+                self._metrics.per_token.labels(call.model).observe(per_token_s)
+        first_token_s = call.first_event_s
+        traffic.count_request(
+            call.model, failed=code.startswith("5"), first_token_s=first_token_s, per_token_s=per_token_s
+        )
 
     async def _embeddings(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
         value = bodies.parse_object(await self._read_body(request))
@@ -242,6 +274,10 @@ class GatewayServer:
 
     async def _version(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
         return json_response(200, orjson.dumps({"version": __version__}), request_id)
+
+    async def _dashboard_status(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
+        headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+        return json_response(200, await self._dashboard.status(), request_id, headers)
 
     # -- health -------------------------------------------------------------------------------------------------
 

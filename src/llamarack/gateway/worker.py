@@ -20,6 +20,7 @@ import uvloop
 from llamarack.config import Gateway
 from llamarack.errors import ConfigError
 from llamarack.gateway.admission import Admission
+from llamarack.gateway.dashboard import Dashboard
 from llamarack.gateway.keys import Keys
 from llamarack.gateway.metrics import Metrics
 from llamarack.gateway.server import GatewayServer
@@ -42,6 +43,7 @@ class Worker:
         self._gateway: GatewayServer | None = None
         self._server: asyncio.Server | None = None
         self._reported: dict[str, Any] = {}
+        self._report_whole = True  # a supervisor that is new knows none of the traffic
 
     async def run(self) -> None:
         stop = asyncio.Event()
@@ -73,6 +75,7 @@ class Worker:
     async def _linked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(json.dumps({"op": "gateway", "worker": self._number}).encode() + b"\n")
         self._reported = {}
+        self._report_whole = True
         reporting = asyncio.create_task(self._report(writer))
         try:
             while line := await reader.readline():
@@ -96,14 +99,15 @@ class Worker:
         except ConfigError as error:  # never open a door because its keys were moved away
             log.error("settings_refused worker=%d error=%s", self._number, error)
             return
-        self._admission.set_limits(max_queue_requests=settings.max_queue_requests, max_queue_s=settings.max_queue_s)
+        self._admission.set_limits(**_limits(settings))
         self._gateway.apply(settings, keys)
 
     async def _open(self, settings: Gateway) -> None:
         """Begins to accept; once in a worker's life."""
-        self._admission = Admission(max_queue_requests=settings.max_queue_requests, max_queue_s=settings.max_queue_s)
+        self._admission = Admission(**_limits(settings))
         keys = Keys(settings.api_keys_file) if settings.api_keys_file else None
-        server = self._gateway = GatewayServer(settings, self._admission, self._metrics, keys)
+        dashboard = Dashboard(self._admin_socket)
+        server = self._gateway = GatewayServer(settings, self._admission, self._metrics, keys, dashboard)
         context = None
         if settings.tls_cert is not None and settings.tls_key is not None:
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -130,9 +134,16 @@ class Worker:
             if self._gateway
             else {},
         }
-        if counts != self._reported:
+        traffic = self._metrics.traffic.report(whole=self._report_whole)
+        if counts != self._reported or traffic:
             self._reported = json.loads(json.dumps(counts))
-            writer.write(json.dumps({"counts": counts}).encode() + b"\n")
+            self._report_whole = False
+            writer.write(json.dumps({"counts": counts, "traffic": traffic}).encode() + b"\n")
+
+
+def _limits(settings: Gateway) -> dict[str, Any]:
+    """What of the settings concerns admission, at the start and after a reload."""
+    return {"max_queue_requests": settings.max_queue_requests, "max_queue_s": settings.max_queue_s}
 
 
 def main() -> None:

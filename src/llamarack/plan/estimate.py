@@ -11,6 +11,7 @@ from llamarack.hardware.machine import Card, Machine
 from llamarack.plan import llamacpp, llamacpp_group, torch_group, vllm, vllm_group
 from llamarack.plan.calibration import Calibration
 from llamarack.plan.devices import claim, is_tight
+from llamarack.plan.nodes import node_of
 from llamarack.plan.record import Candidate, Load, Predicted
 from llamarack.plan.replica import ReplicaPlan
 from llamarack.plan.shape import ModelShape
@@ -116,6 +117,8 @@ def _speed(setting: Setting, group: Group, replicas: Replicas, plans: list[Repli
     """
     unknown = Predicted(first_token_s=None, per_token_s=None, tokens_per_s=None)
     if not all(replicas) or any(not plan.is_legal for plan in plans):
+        return unknown
+    if node_of(group).count > 1:  # the link between the machines is not known
         return unknown
     each: dict[tuple[object, ...], Predicted] = {}
     found = []

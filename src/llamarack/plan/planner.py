@@ -11,6 +11,7 @@ from llamarack.plan.calibration import Calibration
 from llamarack.plan.devices import free_bytes, replica_cards
 from llamarack.plan.estimate import Setting, estimate
 from llamarack.plan.limits import with_limits
+from llamarack.plan.nodes import node_of
 from llamarack.plan.ranking import Goal, Question, ranked_candidates
 from llamarack.plan.record import Candidate, Load, Plan
 from llamarack.plan.remarks import remarks
@@ -137,7 +138,7 @@ def _auto_cards(
         ranked = sorted(machine.cards, key=lambda card: (-free_bytes(card, claimed), card.index))
         sizes = [1] if group.split_mode == "none" else list(range(1, len(ranked) + 1))
     else:
-        sizes = [group.tensor_parallel * group.pipeline_parallel]
+        sizes = [len(node_of(group).ranks)]
     options = [_dealt(ranked, size, count) for size in sizes if size * count <= len(ranked)]
     return options or [_dealt(ranked, min(sizes[0], len(ranked)), count)]
 

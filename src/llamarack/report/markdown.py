@@ -13,10 +13,10 @@ def bench_markdown(result: BenchResult) -> str:
     parts += [f"- note: {_escape(note)}" for note in result.notes]
     tables = [overview(result), setting(result), *(detail(point) for point in result.points)]
     tables += [other_tools(point) for point in result.points[-1:]]
-    return "\n".join(parts) + "\n\n" + "\n".join(_table(table) for table in tables)
+    return "\n".join(parts) + "\n\n" + "\n".join(table_markdown(table) for table in tables)
 
 
-def _table(table: Table) -> str:
+def table_markdown(table: Table) -> str:
     lines = [f"## {_escape(table.title)}", ""]
     lines += [_row(table.headers), _row(["---", *["---:"] * (len(table.headers) - 1)])]
     lines += [_row(row) for row in table.rows]

@@ -27,6 +27,7 @@ from llamarack.supervise.keeping import ChildSpec, KeptChild, attach_child, fetc
 from llamarack.supervise.memory_file import SavedGateway
 from llamarack.supervise.table import Table, to_json
 from llamarack.supervise.tally import Tally, total
+from llamarack.supervise.traffic import TrafficLog
 
 _BACKLOG = 1024
 _RESTART_WAIT_S = 0.2
@@ -49,6 +50,7 @@ class GatewayPool:
         self.settings = settings
         self.port = settings.port
         self.counts: dict[int, Counts] = {}
+        self.traffic: dict[int, TrafficLog] = {}
         self.children: dict[int, KeptChild] = {}
         self._paths = paths
         self._journal = journal
@@ -113,6 +115,7 @@ class GatewayPool:
             while line := await reader.readline():
                 message = json.loads(line)
                 self.counts[worker] = Counts(**message["counts"])
+                self.traffic.setdefault(worker, TrafficLog()).take(message.get("traffic", {}))
                 self.heard.set()
                 self.heard = asyncio.Event()
         finally:

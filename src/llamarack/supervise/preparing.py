@@ -41,6 +41,7 @@ async def prepare(deployment: Deployment, memory: Memory | None, running: Sequen
     machine = await asyncio.to_thread(detect_machine)
     machine = without_engines(machine, await asyncio.to_thread(living_engines, memory))
     wanted = {model.path_of(group) for model in deployment.models for group in model.groups}
+    wanted |= {path for model in deployment.models for path in model.fallbacks}
     specs = {path: await asyncio.to_thread(read_model, path) for path in wanted}
     warnings = unbuilt_settings(deployment) + [
         warning for model in deployment.models for warning in _judge(model, specs)
@@ -91,7 +92,7 @@ def _identity(model: Model, group: Group) -> str:
 def _judge(model: Model, specs: dict[Path, ModelSpec]) -> list[str]:
     """Warnings about tokenizer and template of a model's files. Raises ModelError where they cannot belong together."""
     told = []
-    for path in dict.fromkeys(model.path_of(group) for group in model.groups):
+    for path in dict.fromkeys([*(model.path_of(group) for group in model.groups), *model.fallbacks]):
         for finding in check_identity(specs[path], model.tokenizer):
             if finding.severity is Severity.ERROR:
                 raise ModelError(f"model `{model.name}`: {finding.subject}: {finding.seen}", hint=finding.fix)

@@ -17,18 +17,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llamarack.config import Deployment, Model
+from llamarack.config import Deployment, Group, Model
 from llamarack.engine.adaptor import Adaptor
 from llamarack.errors import DoesNotFit, EngineError, UsageError
 from llamarack.hardware.detect import detect_machine
+from llamarack.model.read import read_model
 from llamarack.paths import RackPaths, make_private
+from llamarack.plan.devices import claim
 from llamarack.plan.record import CPU_INDEX
 from llamarack.supervise import generation, memory_file
 from llamarack.supervise.canary import Trial
 from llamarack.supervise.change import Change, Outcome, in_words, is_leaving
+from llamarack.supervise.effective import deployment_sha256
 from llamarack.supervise.gateways import GatewayPool
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.keeping import KeptChild, attach_child
+from llamarack.supervise.layout import plan_again
 from llamarack.supervise.live_settings import require_changeable
 from llamarack.supervise.replica import Replica
 from llamarack.supervise.replica_record import Remembered, ReplicaSpec
@@ -98,6 +102,28 @@ def lock_holder(paths: RackPaths) -> int | None:
         return None
 
 
+Planner = Callable[[Deployment, ReplicaSpec, Group, Path, Sequence[ReplicaSpec]], ReplicaSpec]
+
+
+def plan_on_this_machine(
+    deployment: Deployment, was: ReplicaSpec, group: Group, path: Path, waiting: Sequence[ReplicaSpec]
+) -> ReplicaSpec:
+    """`waiting`: replicas that do not run at the moment and will take their share again."""
+    claimed: dict[int, int] = {}
+    for each in waiting:
+        claim(claimed, each.candidate.cards, each.candidate.host_bytes)
+    return plan_again(
+        was,
+        group,
+        path,
+        detect_machine(),
+        read_model(path),
+        deployment.supervise,
+        claimed_bytes=claimed,
+        is_kv_shared=sum(len(model.groups) for model in deployment.models) > 1,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """What a rack was started from, for a command that reads it again: a deployment file or a model, and what the
@@ -112,11 +138,18 @@ class Supervisor:
     """`start()`, then `run()` until `ask_stop()`; `table()` and `replicas` are for reading."""
 
     def __init__(
-        self, deployment: Deployment, specs: Sequence[ReplicaSpec], paths: RackPaths, *, source: Source | None = None
+        self,
+        deployment: Deployment,
+        specs: Sequence[ReplicaSpec],
+        paths: RackPaths,
+        *,
+        planner: Planner | None = None,
+        source: Source | None = None,
     ) -> None:
         self.deployment = deployment
         self.source = source
         self.paths = paths
+        self._planner = planner or plan_on_this_machine
         self.journal = Journal(paths.events)
         self.restarts = _restart_policy(deployment)
         self.drain_s = deployment.supervise.drain_s
@@ -136,6 +169,17 @@ class Supervisor:
         self._asked_stop = asyncio.Event()
         self._insisted = asyncio.Event()
         self._on_change: list[Callable[[], None]] = []
+        self._hashed: tuple[Deployment, str | None] | None = None
+
+    @property
+    def deployment_sha256(self) -> str | None:
+        """Of what runs, so that `status` can tell whether it was proved; None where a model file is gone."""
+        if self._hashed is None or self._hashed[0] is not self.deployment:
+            try:
+                self._hashed = (self.deployment, deployment_sha256(self.deployment))
+            except OSError:
+                self._hashed = (self.deployment, None)
+        return self._hashed[1]
 
     # -- what replicas need (replica.World) ---------------------------------------------------------------------
 
@@ -156,6 +200,13 @@ class Supervisor:
     async def card_free_bytes(self) -> Mapping[str, int | None]:
         machine = await asyncio.to_thread(detect_machine)
         return {card.uuid: card.memory_free_bytes for card in machine.cards if card.uuid is not None}
+
+    async def plan_again(self, replica: str, group: Group, path: Path) -> ReplicaSpec:
+        """The replica with other limits or another file, as this machine has room for it now. Raises ConfigError,
+        ModelError, HardwareError, DoesNotFit."""
+        was = next(each for each in self.replicas if each.id == replica)
+        waiting = [each.spec for each in self.replicas if each is not was and each.child is None]
+        return await asyncio.to_thread(self._planner, self.deployment, was.asked_spec, group, path, waiting)
 
     # -- what a change needs (change.Rack) ----------------------------------------------------------------------
 
@@ -200,7 +251,9 @@ class Supervisor:
         order = list(change.new)
         self.replicas.sort(key=lambda replica: order.index(replica.id))
         for replica in self.replicas:
-            replica.spec = change.new[replica.id]
+            replica.asked_spec = change.new[replica.id]
+            if not replica.rungs:
+                replica.spec = replica.asked_spec
         self._drop_files({*change.new, *change.old})
 
     def _drop_files(self, kept: Collection[str]) -> None:
@@ -321,7 +374,10 @@ class Supervisor:
             child, memory = adopted.get(replica.id, (None, None))
             self._run(replica, child, memory)
         if resumed is not None:
-            self._begin(resumed)  # after them: its first look is at replicas that are taken back
+            for replica in self.replicas:  # its first look is at what was taken back
+                while replica.state is State.STOPPED and not self._tasks[replica.id].done():
+                    await replica.changed.wait()
+            self._begin(resumed)
         await self.gateways.start()
         self.changed()
 
@@ -401,6 +457,7 @@ class Supervisor:
                     endpoint=replica.endpoint,
                     slots=replica.spec.candidate.sequences,
                     context_tokens=replica.spec.candidate.context_tokens,
+                    kv_tokens=replica.spec.candidate.context_tokens if replica.spec.candidate.kv_unified else None,
                     share=self.shares.get(replica.id),
                 )
                 for replica in self.replicas
@@ -442,7 +499,7 @@ class Supervisor:
                 left_over[saved.id] = spec
             adopted[saved.id] = (child, saved.memory)
         broken_off = remembered.change
-        if not left_over and (broken_off is None or not attached):
+        if not left_over and broken_off is None:
             self.replicas = [Replica(spec, self) for spec in wanted]
             return adopted, None
         here = {**left_over, **{id: spec for id, spec in by_id.items() if id in adopted}}
@@ -489,7 +546,7 @@ class Supervisor:
             deployment=self.deployment,
             old=old,
             new=wanted,
-            trial=broken_off.trial if is_same else None,
+            trial=broken_off.trial if is_same and any(spec.id in here for spec in old) else None,
             going_back=broken_off.going_back if is_same else None,
         )
 
@@ -513,6 +570,7 @@ class Supervisor:
                         was_ready=replica.state is State.READY,
                         restarts=replica.restarts,
                         last_death=replica.last_death,
+                        degraded=replica.degraded,
                     ),
                     spec=spec_to_json(replica.spec),
                 )

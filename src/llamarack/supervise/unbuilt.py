@@ -7,11 +7,7 @@ from llamarack.config import Deployment, Gateway, Supervise
 
 def unbuilt_settings(deployment: Deployment) -> list[str]:
     """One sentence for each such setting that differs from its default."""
-    told = [
-        f"models[{index}].fallbacks is not acted on yet: a model that runs out of memory is restarted as it is"
-        for index, model in enumerate(deployment.models)
-        if model.fallbacks
-    ]
+    told = []
     if deployment.gateway.routing != Gateway().routing:
         told.append(f"gateway.routing: {deployment.gateway.routing} is not built yet; least_loaded is used")
     defaults = Supervise()
