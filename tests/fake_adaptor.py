@@ -64,6 +64,12 @@ class FakeEngine:
     def counters(self, metrics_text: str) -> Counters:
         return LlamaCpp().counters(metrics_text)
 
+    def require_planned(self, candidate: Candidate, group: Group, log_lines: Sequence[str]) -> None:
+        pass
+
+    def build(self, group: Group, *, on_cards: bool) -> str | None:
+        return None
+
     def kv_use(self, metrics_text: str) -> KvUse | None:
         return None
 

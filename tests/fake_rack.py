@@ -63,8 +63,11 @@ def deployment_of(folder: Path, replicas: Sequence[dict[str, Any]], **sections: 
         faults = dict(given)
         name = faults.pop("model", "fake")
         path = folder / f"{name}.gguf"
-        path.write_bytes(b"GGUF")
+        if not path.exists():
+            path.write_bytes(b"GGUF")
         model = models.setdefault(name, {"name": name, "path": str(path), "groups": []})
+        model["on_out_of_memory"] = faults.pop("on_out_of_memory", "degrade")
+        model["fallbacks"] = [str(each) for each in faults.pop("fallbacks", ())]
         limits = {"sequences": faults.pop("slots", 4), "context_tokens": faults.pop("context_tokens", 100_000)}
         model["groups"].append({"gpus": [], "limits": limits, "engine_args": faults})
     gateway = {"port": 0, **sections.get("gateway", {})}
@@ -76,7 +79,7 @@ def specs_of(deployment: Deployment) -> list[Any]:
     specs = []
     for model in deployment.models:
         for number, group in enumerate(model.groups):
-            faults = dict(group.engine_args)
+            faults: dict[str, Any] = dict(group.engine_args)
             specs.append(
                 fake_spec(
                     f"{model.name}-{number}",
@@ -84,6 +87,8 @@ def specs_of(deployment: Deployment) -> list[Any]:
                     model=model.name,
                     slots=group.limits.sequences,
                     context_tokens=group.limits.context_tokens,
+                    on_out_of_memory=model.on_out_of_memory,
+                    fallbacks=model.fallbacks,
                     **faults,
                 )
             )

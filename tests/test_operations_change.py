@@ -139,7 +139,7 @@ async def test_edited_model_is_replaced_under_eight_streams_and_none_is_lost(she
     shell.edit(chat={"limits": {"context_tokens": 1024, "sequences": 8, "threads": 1}})
     before = {model["name"]: model["replicas"][0]["pid"] for model in shell.status()["models"]}
     told = shell.ok("llamarack reload --rack rack --dry-run")
-    assert "would change to generation 2: start chat-0-g2; end chat-0 once its requests are finished" in told
+    assert "would change to generation 2:\n  1. start chat-0-g2\n  2. end chat-0 once its requests are finished" in told
     async with traffic(url, 8, model="chat", tokens=24, timeout_s=DEADLINE_S) as outcomes:
         told = await asyncio.to_thread(shell.ok, "llamarack reload --rack rack")
     assert [outcome.fault for outcome in outcomes if outcome.fault] == []

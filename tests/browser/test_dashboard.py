@@ -94,7 +94,9 @@ async def test_faults_of_replicas_and_cards_stand_out(browser: Browser, tmp_path
     death = {"at_unix_s": NOW - 42, "while": "ready", "cause": "out_of_memory", "message": "ran out of GPU memory",
              "hint": "lower limits.sequences"}  # fmt: skip
     ill = replica(0, state="backoff", restarts=3, last_death=death, slots_stuck=2, slots_busy=4, pid=None,
-                  degraded_from={"sequences": 64})  # fmt: skip
+                  degraded_from={"path": "/srv/secret.gguf", "steps": [
+                      {"setting": "sequences", "was": 64, "becomes": 32},
+                      {"setting": "path", "was": "/srv/a.Q8_0.gguf", "becomes": "/srv/a.Q4_K_M.gguf"}]})  # fmt: skip
     cards = [card(0, xid=79, throttle_reasons=["hw_thermal_slowdown"], ecc_uncorrected=2), card(1, memory_by_owner=[])]
     record = status(models=[{"name": "llama2-13b-chat", "replicas": [ill, replica(1, slots_stuck=1)]}], cards=cards)
     async with gateway_of(tmp_path, record) as (url, _), browser.page(url) as page:
@@ -105,7 +107,7 @@ async def test_faults_of_replicas_and_cards_stand_out(browser: Browser, tmp_path
             "ran out of GPU memory",
             "42 s ago",
             "lower limits.sequences",
-            "sequences 64",
+            "sequences 64 → 32, path a.Q8_0.gguf → a.Q4_K_M.gguf",
             "2 stuck",
         ):
             assert wanted in row

@@ -51,7 +51,7 @@ def model() -> Path:
 
 
 def _deployment(path: Path, extra: str = "") -> Deployment:
-    limits = "{context_tokens: 512, sequences: 1}"
+    limits = "{context_tokens: 512, sequences: 1, threads: 1}"
     return parse(f"models:\n  - {{name: m, path: {path}, gpus: [], limits: {limits}}}\n{extra}").deployment
 
 

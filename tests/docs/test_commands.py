@@ -78,7 +78,7 @@ def test_command_and_its_options_exist(root_command, command: Command):
 
 
 @pytest.mark.parametrize(
-    "command", [one for one in OURS if one.is_whole and one.words[1] in _RUN and "-" != one.words[-1]], ids=str
+    "command", [one for one in OURS if one.is_whole and one.words[1] in _RUN and one.words[-1] != "-"], ids=str
 )
 def test_quick_command_runs_as_it_stands(command: Command, place: Path, monkeypatch):
     monkeypatch.setenv("LLAMARACK_STATE_DIR", str(place / "state"))

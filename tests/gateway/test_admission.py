@@ -205,6 +205,22 @@ async def test_shared_cache_admits_by_tokens_and_a_lone_request_whatever_its_siz
     assert (await late).tokens == 1  # the engine has room that the guesses hid
 
 
+async def test_request_for_several_choices_takes_as_many_slots() -> None:
+    desk = admission(replica("a", slots=3))
+    both = await desk.take("m", Demand(slots=2))
+    one = await desk.take("m")
+    assert desk.in_flight == {"a": 3}
+    waiting = asyncio.create_task(desk.take("m", Demand(slots=2)))
+    await turns()
+    desk.give(one)
+    await turns()
+    assert not waiting.done()
+    desk.give(both)
+    desk.give(await waiting)
+    assert desk.held == {}
+    assert (await desk.take("m", Demand(slots=9))).slots == 9  # alone: the engine makes them one after the other
+
+
 async def test_large_request_is_not_overtaken_for_ever() -> None:
     desk = admission(replace(replica("a", slots=8), kv_tokens=100))
     running = [await desk.take("m", Demand(tokens=20)) for _ in range(5)]

@@ -36,7 +36,7 @@ def test_choice_is_among_the_free_and_the_least_loaded_but_for_a_session_at_home
     load = {each.id: count / 4 for each, count in zip(ROWS, loads, strict=True)}
     free = [each for each in ROWS if load[each.id] < 1]
     for policy in ("least_loaded", "round_robin", "session"):
-        chosen = choose(free, lambda each: load[each.id], policy=policy, turn=turn, session=session, homes=ROWS)  # type: ignore[arg-type]
+        chosen = choose(free, lambda each: load[each.id], policy=policy, turn=turn, session=session, homes=ROWS)
         assert (chosen is None) == (not free)
         if chosen is None:
             continue

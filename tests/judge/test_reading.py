@@ -43,6 +43,11 @@ def test_garbage_and_emptiness_are_found() -> None:
     assert Fault.GARBAGE in kinds("\ufffd\ufffd a \ufffd b \ufffd")
 
 
+def test_answer_that_was_cut_inside_a_character_is_no_garbage() -> None:
+    assert kinds("什么是不可抗力条款\ufffd\ufffd\ufffd", language="zh") == set()
+    assert Fault.GARBAGE in kinds("什么\ufffd\ufffd\ufffd是不可抗力\ufffd\ufffd")
+
+
 def test_undecoded_pieces_are_found_but_one_may_be_meant() -> None:
     assert Fault.RAW_PIECES in kinds("The\u0120buyer\u0120should\u0120inspect the goods")
     assert Fault.RAW_PIECES in kinds("\u2581The\u2581buyer should")

@@ -9,7 +9,7 @@ import pytest
 
 from llamarack.errors import UsageError
 from llamarack.judge.collect import NextToken, Probes, TokenizedText
-from llamarack.judge.collection import CANDIDATE_NAME, Collection, Side, load, save
+from llamarack.judge.collection import CANDIDATE_NAME, REFERENCE_NAME, Collection, Side, load, save
 from llamarack.judge.diagnosis import CauseCode
 from llamarack.judge.facts import Facts
 from llamarack.judge.observation import Observation, Position, Ranked, Spoken
@@ -238,10 +238,19 @@ def test_saved_run_forced_on_other_tokens_counts_as_far_as_it_says_the_same() ->
     assert result.verdict is Verdict.DRIFT
 
 
+def test_runs_of_other_lengths_are_held_against_each_other_as_far_as_both_go() -> None:
+    long = replace(collection([[*ANSWER, sure(6), sure(7), sure(8)]]), output_tokens=7)
+    short = collection([ANSWER])
+    assert verdict_of(long, short).verdict is Verdict.SAME
+    assert verdict_of(short, long).verdict is Verdict.SAME
+
+
 def test_saved_run_comes_back_as_it_was(tmp_path: Path) -> None:
     one = with_probes(collection([ANSWER], facts=Facts(weights="F16", devices=("cpu",))))
     save(one, tmp_path / CANDIDATE_NAME)
+    save(replace(one, top=20), tmp_path / REFERENCE_NAME)
     assert load(tmp_path) == one
+    assert load(tmp_path, prefer=REFERENCE_NAME).top == 20
     (tmp_path / CANDIDATE_NAME).write_text('{"schema_version": 9}')
     with pytest.raises(UsageError, match="schema_version 9"):
         load(tmp_path)

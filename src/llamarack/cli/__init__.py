@@ -27,9 +27,13 @@ _COMMANDS = (
     "stop",
     "keys",
     "bench",
+    "tune",
     "verify",
+    "compare",
+    "acceptance",
     "export",
     "bundle",
+    "support",
     "schema",
 )
 

@@ -97,7 +97,9 @@ async def _reload(
         people.print(f"nothing to do: rack {paths.name} is what {escape(target.name)} asks for")
         return 0
     if dry_run:
-        people.print(f"would change to generation {begun['generation']}: {escape(begun['steps_in_words'])}")
+        people.print(f"would change to generation {begun['generation']}:")
+        for number, step in enumerate(begun["steps"] or ["settings alone, no replica is touched"], start=1):
+            people.print(f"  {number}. {escape(step)}")
         return 0
     if source and Path(source["path"]) != target:
         people.print(f"[dim]a later `llamarack serve {escape(source['path'])}` would change back to that file[/]")

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamarack import config
 from llamarack.cli.bench import read_key
 from llamarack.cli.serve import load_target, rack_name
 from llamarack.cli.started_rack import started_rack
@@ -24,6 +23,7 @@ from llamarack.judge.facts import Facts, facts_of
 from llamarack.measure.target import Target, parse_target
 from llamarack.paths import rack_paths
 from llamarack.supervise.admin import ask
+from llamarack.supervise.effective import deployment_sha256
 from llamarack.supervise.journal import Entry
 
 
@@ -67,7 +67,7 @@ async def open_side(
     served = _chosen(deployment, model)
     facts = read_facts(deployment, served)
     slots = min(group.limits.sequences for group in served.groups)
-    running = await _running_url(Path(name))
+    running = await _running_url(Path(name), deployment)
     if running is not None:
         target = parse_target(running, api_key=read_key(key_file))
         yield OpenSide(target=target, model=served.name, facts=facts, slots=slots, is_ours=False)
@@ -103,14 +103,21 @@ def _chosen(deployment: Deployment, model: str | None) -> Model:
     return next(one for one in deployment.models if model in (None, one.name))
 
 
-async def _running_url(path: Path) -> str | None:
-    """Of the rack that was started from this file, if it runs with the settings that the file has now."""
+async def _running_url(path: Path, deployment: Deployment) -> str | None:
+    """Of the rack that was started from this file; None where none runs.
+
+    Raises UsageError where it runs with other settings: what is measured must be what the file says.
+    """
     if path.suffix not in {".yaml", ".yml"}:
         return None
-    config.load(path)
     try:
         record = await ask(rack_paths(rack_name(path)), {"op": "status"})
     except NothingRunning:
         return None
+    if record.get("deployment_sha256") not in (None, deployment_sha256(deployment)):
+        raise UsageError(
+            f"the rack of `{path}` runs with other settings than the file has now",
+            hint=f"llamarack stop --rack {record['rack']}: then it is started from the file for this command",
+        )
     gateway = record["gateway"]
     return f"{'https' if gateway['tls'] else 'http'}://{gateway['host']}:{gateway['port']}"

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import orjson
 import psutil
 
@@ -41,6 +42,7 @@ from llamarack.supervise.supervisor import Supervisor
 _NAME = "started"
 _DRAIN_S = 5.0  # whoever started the rack has its answers when it stops it
 _START_TIMEOUT_S = 4 * 3600.0  # the supervisor's own deadlines start after the load lock was taken
+_ADMITTED_TIMEOUT_S, _ADMITTED_POLL_S = 60.0, 0.02
 _STOP_TIMEOUT_S = 120.0  # above the supervisor's own
 _MAX_LINE_BYTES = 4 * 1024**2
 _PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -88,6 +90,7 @@ async def started_rack(
         reader = _Reader(process, on_entry, home / _LOG)
         try:
             address = await reader.until_ready(start_timeout_s)
+            await _until_admitted(f"http://{address}/ready", process)
             is_started = True
             yield StartedRack(base_url=f"http://{address}", api_key=api_key, paths=paths, pid=process.pid)
         finally:
@@ -143,6 +146,21 @@ async def _spawn(home: Path) -> asyncio.subprocess.Process:
             start_new_session=True,
             limit=_MAX_LINE_BYTES,
         )
+
+
+async def _until_admitted(url: str, process: asyncio.subprocess.Process) -> None:
+    """The gateway hears of a ready replica a moment after the supervisor; until then it refuses. Raises NeverReady."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ADMITTED_TIMEOUT_S)) as session:
+        ends_s = time.monotonic() + _ADMITTED_TIMEOUT_S
+        while time.monotonic() < ends_s and process.returncode is None:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with session.get(url) as response:
+                    if response.status == 200:
+                        return
+            await asyncio.sleep(_ADMITTED_POLL_S)
+    raise NeverReady(
+        f"the gateway does not admit requests within {_ADMITTED_TIMEOUT_S:g} s of the replicas being ready"
+    )
 
 
 class _Reader:

@@ -159,7 +159,7 @@ class Sides:
 
     async def reference(self, name: str, model: str | None, *, restart: bool) -> Collection:
         if is_saved_run(name):
-            return load(Path(name))
+            return load(Path(name), prefer=REFERENCE_NAME)
         async with self._asker("reference", name, model) as (asker, side, opened):
             collection = await collect_reference(asker, side, self._passes_of(opened), self._tell("reference"))
             is_ours = opened.is_ours
@@ -172,7 +172,9 @@ class Sides:
         if is_saved_run(name):
             return load(Path(name))
         async with self._asker("candidate", name, model) as (asker, side, opened):
-            return await collect_candidate(asker, side, self._passes_of(opened), reference, self._tell("candidate"))
+            # A saved reference has the length of its answers; others would part where one of them was cut.
+            passes = replace(self._passes_of(opened), output_tokens=reference.output_tokens)
+            return await collect_candidate(asker, side, passes, reference, self._tell("candidate"))
 
     def _passes_of(self, opened: OpenSide) -> Passes:
         """A single slot batches nothing: load beside it would only wait in the queue."""

@@ -27,6 +27,7 @@ _EMPTY = Table(version=0, draining=False, models=(), replicas=())
 _NO_DEMAND = Demand()
 # A free slot is left this long to a worker whose waiter waits longer; then it goes to whoever looks.
 _POLITE_S = 0.05
+_ALONE: contextlib.nullcontext[None] = contextlib.nullcontext()
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +38,7 @@ class Reservation:
     model: str
     caller: str
     tokens: int
+    slots: int = 1
     is_stuck: bool = False
 
     @property
@@ -50,6 +52,7 @@ class _Waiter:
     excluded: Container[str]
     caller: str
     tokens: int
+    slots: int
     session: bytes | None
     first: bool
     since_monotonic_s: float
@@ -98,7 +101,7 @@ class Admission:
     @property
     def in_flight(self) -> dict[str, int]:
         """Requests of this worker at each replica; those given up but not proven gone are among them."""
-        return {replica: held.requests for replica, held in self.held.items()}
+        return {replica: held.slots for replica, held in self.held.items()}
 
     @property
     def queued(self) -> dict[str, int]:
@@ -107,7 +110,11 @@ class Admission:
     def in_flight_of_all(self, replica: str) -> int:
         """Over all workers."""
         others = self._ledger.others() if self._ledger else []
-        return total_held(replica, self.held.get(replica, NOTHING), others).requests
+        return total_held(replica, self.held.get(replica, NOTHING), others).slots
+
+    def stuck_of_all(self, replica: str) -> int:
+        others = self._ledger.others() if self._ledger else []
+        return self.stuck.get(replica, 0) + sum(part.stuck.get(replica, 0) for _, part in others)
 
     def queued_of_all(self, model: str) -> int:
         others = self._ledger.others() if self._ledger else []
@@ -174,19 +181,28 @@ class Admission:
             raise NotReady("this server is shutting down", retry_after_s=5)
         if not again and not self.ready(model):
             raise NotReady(f"the model `{model}` is not ready yet: {self._states(model)}", retry_after_s=5)
-        line = self._lines.setdefault(model, _Line())
+        line = self._lines.get(model)
+        if line is None:
+            line = self._lines[model] = _Line()
+        if self._ledger is None and not len(line.queue):  # the usual way, without what waiting needs
+            granted = self._choose(
+                line, model, excluded, demand.caller, Held(slots=demand.slots, tokens=demand.tokens), demand.session
+            )
+            if granted is not None:
+                return granted
         waiter = _Waiter(
             future=asyncio.get_running_loop().create_future(),
             excluded=excluded,
             caller=demand.caller,
             tokens=demand.tokens,
+            slots=demand.slots,
             session=demand.session,
             first=again,
             since_monotonic_s=time.monotonic(),
         )
         with self._deciding():
             if not len(line.queue):
-                granted = self._choose(line, waiter, model)
+                granted = self._choose_for(line, model, waiter)
                 if granted is not None:
                     return granted
             line.queue.push(waiter)
@@ -202,13 +218,13 @@ class Admission:
         """Returns one reservation, once."""
         with self._deciding():
             held = self.held[reservation.id]
-            left = Held(requests=held.requests - 1, tokens=held.tokens - reservation.tokens)
-            if left.requests:
+            left = Held(slots=held.slots - reservation.slots, tokens=held.tokens - reservation.tokens)
+            if left.slots:
                 self.held[reservation.id] = left
             else:
                 del self.held[reservation.id]
             if reservation.is_stuck:
-                self._count_stuck(reservation, -1)
+                self._count_stuck(reservation, -reservation.slots)
             line = self._lines.get(reservation.model)
             if line is not None:
                 self._dispatch_locked(reservation.model, line, polite=True)
@@ -216,8 +232,9 @@ class Admission:
 
     def mark_stuck(self, reservation: Reservation) -> None:
         """Given up, but the engine has not shown yet that the slot is free: it stays taken."""
-        reservation.is_stuck = True
-        self._count_stuck(reservation, 1)
+        with self._deciding():
+            reservation.is_stuck = True
+            self._count_stuck(reservation, reservation.slots)
 
     def rung(self) -> None:
         """Another worker gave something back, or a free slot was left to one that did not take it."""
@@ -228,25 +245,26 @@ class Admission:
 
     # -- inside -------------------------------------------------------------------------------------------------
 
+    def _deciding(self) -> contextlib.AbstractContextManager[None]:
+        return _ALONE if self._ledger is None else self._together(self._ledger)
+
     @contextlib.contextmanager
-    def _deciding(self) -> Iterator[None]:
+    def _together(self, ledger: Ledger) -> Iterator[None]:
         """Under the ledger's lock, with the others' parts fresh before and this worker's own told after."""
-        if self._ledger is None:
-            yield
-            return
-        with self._ledger.locked():
-            self._others = self._ledger.others()
+        with ledger.locked():
+            self._others = ledger.others()
             try:
                 yield
             finally:
                 self.part.held = self.held
+                self.part.stuck = self.stuck
                 self.part.queued = self.queued
                 self.part.oldest = {
                     model: min(waiter.since_monotonic_s for waiter in line.queue)
                     for model, line in self._lines.items()
                     if len(line.queue)
                 }
-                self._ledger.publish(self.part)
+                ledger.publish(self.part)
 
     def _bound(self, model: str, line: _Line, newcomer: _Waiter) -> None:
         """Keeps the queue within its bounds: the newcomer goes, or who takes more than its share. Raises Overloaded."""
@@ -293,7 +311,7 @@ class Admission:
             for waiter in line.queue.in_turn():
                 if waiter.future.done():  # gave up this very moment
                     continue
-                granted = self._choose(line, waiter, model)
+                granted = self._choose_for(line, model, waiter)
                 if granted is not None:
                     line.queue.grant(waiter)
                     waiter.future.set_result(granted)
@@ -323,28 +341,34 @@ class Admission:
         if self.queued:
             self._look_again_soon()
 
-    def _choose(self, line: _Line, waiter: _Waiter, model: str) -> Reservation | None:
+    def _choose_for(self, line: _Line, model: str, waiter: _Waiter) -> Reservation | None:
+        wanted = Held(slots=waiter.slots, tokens=waiter.tokens)
+        return self._choose(line, model, waiter.excluded, waiter.caller, wanted, waiter.session)
+
+    def _choose(
+        self, line: _Line, model: str, excluded: Container[str], caller: str, wanted: Held, session: bytes | None
+    ) -> Reservation | None:
         free: list[ReplicaRow] = []
         homes: list[ReplicaRow] = []
         share: dict[str, float] = {}
         has_slot = False
         for row in self.ready(model):
             assert row.endpoint is not None  # `ready_replicas` has none without
-            if row.endpoint.key in waiter.excluded:
+            if row.endpoint.key in excluded:
                 continue
             homes.append(row)
             held = total_held(row.id, self.held.get(row.id, NOTHING), self._others)
-            share[row.id] = held.requests / row.slots
-            if has_room(row, held, waiter.tokens, self.pools.get(row.endpoint.key)):
+            share[row.id] = held.slots / row.slots
+            if has_room(row, held, wanted, self.pools.get(row.endpoint.key)):
                 free.append(row)
-            has_slot = has_slot or held.requests < row.slots
+            has_slot = has_slot or held.slots + wanted.slots <= row.slots
         chosen = choose(
             of_this_turn(free, homes, self._turn),
             lambda row: share[row.id],
             policy=self._policy,
             turn=self._turn,
             chosen_at=self._chosen_at,
-            session=waiter.session,
+            session=session,
             homes=homes,
         )
         line.for_tokens = chosen is None and has_slot
@@ -352,9 +376,8 @@ class Admission:
             return None
         self._turn += 1
         self._chosen_at[chosen.id] = self._turn
-        held = self.held.get(chosen.id, NOTHING)
-        self.held[chosen.id] = Held(requests=held.requests + 1, tokens=held.tokens + waiter.tokens)
-        return Reservation(row=chosen, model=model, caller=waiter.caller, tokens=waiter.tokens)
+        self.held[chosen.id] = self.held.get(chosen.id, NOTHING).plus(wanted)
+        return Reservation(row=chosen, model=model, caller=caller, tokens=wanted.tokens, slots=wanted.slots)
 
     def _count_stuck(self, reservation: Reservation, change: int) -> None:
         count = self.stuck.get(reservation.id, 0) + change

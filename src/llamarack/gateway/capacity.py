@@ -22,13 +22,14 @@ _FULL_FRACTION = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Reservations on one replica."""
+    """Reservations on one replica, or of one request. `slots`: sequences that run at once; a request for several
+    choices takes as many."""
 
-    requests: int = 0
+    slots: int = 0
     tokens: int = 0
 
     def plus(self, other: Held) -> Held:
-        return Held(requests=self.requests + other.requests, tokens=self.tokens + other.tokens)
+        return Held(slots=self.slots + other.slots, tokens=self.tokens + other.tokens)
 
 
 NOTHING = Held()
@@ -47,11 +48,13 @@ class Pool:
         return int(self.kv_tokens * self.overcommit)
 
 
-def has_room(row: ReplicaRow, held: Held, tokens: int, pool: Pool | None) -> bool:
+def has_room(row: ReplicaRow, held: Held, wanted: Held, pool: Pool | None) -> bool:
     """A request alone on its replica always has: the engine itself refuses what never fits."""
-    if held.requests >= row.slots:
+    if not held.slots:
+        return row.slots > 0
+    if held.slots + wanted.slots > row.slots:
         return False
-    return pool is None or held.requests == 0 or held.tokens + tokens <= pool.limit_tokens
+    return pool is None or held.tokens + wanted.tokens <= pool.limit_tokens
 
 
 def corrected(pool: Pool | None, seen: KvUse, *, turned_away: bool) -> Pool | None:

@@ -17,15 +17,18 @@ _FIRST_OUTPUT_TOKENS = 512
 _WINDOW = 256
 _FEWEST = 16  # below this many a 90th percentile is no more than the largest
 _QUANTILE = 0.9
+_EVERY = 16  # requests between two looks at the window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
     """`caller`: whose key; the queue is fair between callers. `tokens`: prompt and output that it will hold in the KV
-    cache at its end. `session`: what requests of one conversation have in common, or None."""
+    cache at its end. `slots`: sequences at once, one for each choice of each prompt. `session`: what requests of one
+    conversation have in common, or None."""
 
     caller: str = ""
     tokens: int = 1
+    slots: int = 1
     session: bytes | None = None
 
 
@@ -39,16 +42,19 @@ class Learned:
     _rate: float = _FIRST_TOKENS_PER_BYTE
     _output: float | None = None
     _usual_s: float = 0.0
+    _noted: int = 0
 
     def note(self, *, body_bytes: int, prompt_tokens: int, output_tokens: int, seconds: float) -> None:
         """`seconds`: from the engine's start to the answer, or to the first event of a stream."""
         if body_bytes > 0 and prompt_tokens > 0:
             self._tokens_per_byte.append(prompt_tokens / body_bytes)
-            self._rate = quantile(self._tokens_per_byte, _QUANTILE, _FEWEST) or _FIRST_TOKENS_PER_BYTE
         self._output_tokens.append(output_tokens)
-        self._output = quantile(self._output_tokens, _QUANTILE, _FEWEST)
         self._seconds.append(seconds)
-        self._usual_s = quantile(self._seconds, 0.5, _FEWEST) or 0.0
+        self._noted += 1
+        if self._noted % _EVERY == 0:
+            self._rate = quantile(self._tokens_per_byte, _QUANTILE, _FEWEST) or _FIRST_TOKENS_PER_BYTE
+            self._output = quantile(self._output_tokens, _QUANTILE, _FEWEST)
+            self._usual_s = quantile(self._seconds, 0.5, _FEWEST) or 0.0
 
     def prompt_tokens(self, body_bytes: int) -> int:
         """A guess on the high side."""

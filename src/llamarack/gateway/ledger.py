@@ -36,12 +36,13 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class Part:
     """One worker's. `oldest`: since when its first waiter of a model waits, on the machine's monotonic clock.
-    `callers`: requests running, requests of this minute and tokens of today by key name."""
+    `callers`: by key name, requests running, the minute and its requests, the day and its tokens."""
 
     held: dict[str, Held] = field(default_factory=dict)
+    stuck: dict[str, int] = field(default_factory=dict)
     queued: dict[str, int] = field(default_factory=dict)
     oldest: dict[str, float] = field(default_factory=dict)
-    callers: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    callers: dict[str, tuple[int, int, int, int, int]] = field(default_factory=dict)
 
 
 class Ledger:
@@ -69,6 +70,8 @@ class Ledger:
         self._map.close()
         os.close(self._fd)
         self.bell.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._bells[self._worker])
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -96,14 +99,15 @@ class Ledger:
     def publish(self, part: Part) -> None:
         data = orjson.dumps(
             {
-                "held": {name: (held.requests, held.tokens) for name, held in part.held.items()},
+                "held": {name: (held.slots, held.tokens) for name, held in part.held.items()},
+                "stuck": part.stuck,
                 "queued": part.queued,
                 "oldest": part.oldest,
                 "callers": part.callers,
             }
         )
         if len(data) > _PART_BYTES - _LENGTH.size:  # thousands of keys at once: their shares stay with each worker
-            return self.publish(Part(held=part.held, queued=part.queued, oldest=part.oldest))
+            return self.publish(Part(held=part.held, stuck=part.stuck, queued=part.queued, oldest=part.oldest))
         start = self._worker * _PART_BYTES
         self._map[start : start + _LENGTH.size + len(data)] = _LENGTH.pack(len(data)) + data
         return None
@@ -116,6 +120,12 @@ class Ledger:
         """Wakes a worker whose waiter may go on."""
         with contextlib.suppress(OSError):  # it is being started again, or has been rung often enough
             self.bell.sendto(b".", self._bells[worker])
+
+    def hush(self) -> None:
+        """Takes the rings that have come."""
+        with contextlib.suppress(BlockingIOError):
+            while self.bell.recv(16):
+                pass
 
     def _part(self, worker: int) -> Part:
         start = worker * _PART_BYTES
@@ -133,10 +143,11 @@ def _parsed(data: bytes) -> Part:
     try:
         value = orjson.loads(data)
         return Part(
-            held={name: Held(requests=held[0], tokens=held[1]) for name, held in value["held"].items()},
+            held={name: Held(slots=held[0], tokens=held[1]) for name, held in value["held"].items()},
+            stuck=value["stuck"],
             queued=value["queued"],
             oldest=value["oldest"],
-            callers={name: (held[0], held[1], held[2]) for name, held in value["callers"].items()},
+            callers={name: (a, b, c, d, e) for name, (a, b, c, d, e) in value["callers"].items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return Part()

@@ -59,13 +59,13 @@ def save(collection: Collection, path: Path) -> None:
     partial.replace(path)
 
 
-def load(path: Path) -> Collection:
-    """A file that `verify -o` wrote, or its folder (then the candidate, which is what was judged last).
-
-    Raises UsageError.
+def load(path: Path, *, prefer: str = CANDIDATE_NAME) -> Collection:
+    """A file that `verify -o` wrote, or its folder; of a folder with both sides the one to `prefer`: as a reference its
+    reference, which has the noise, as a candidate what was judged last. Raises UsageError.
     """
     if path.is_dir():
-        found = [path / name for name in (CANDIDATE_NAME, REFERENCE_NAME) if (path / name).exists()]
+        names = sorted((CANDIDATE_NAME, REFERENCE_NAME), key=lambda name: name != prefer)
+        found = [path / name for name in names if (path / name).exists()]
         if not found:
             raise UsageError(f"`{path}` holds no saved run", hint="llamarack verify ... -o DIR writes one")
         path = found[0]

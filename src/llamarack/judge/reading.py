@@ -20,6 +20,8 @@ _RAW_PIECES = re.compile(r"\u2581|\u0120|\u010a|<0x[0-9A-Fa-f]{2}>")
 _TEMPLATE_MARKS = re.compile(
     r"<\|im_(?:start|end)\|>|\[/?INST\]|<</?SYS>>|<\|(?:start|end)_header_id\|>|<\|eot_id\|>|</?s>|<\|user\|>"
 )
+# An answer that was cut at its limit may end inside a character.
+_CUT_CHARACTER = re.compile("\ufffd{1,4}$")
 _LOOP_COPIES = 4
 _LOOP_SHARE = 0.5
 _LOOP_LEAST_TOKENS = 24
@@ -57,6 +59,7 @@ class ReadingFault:
 def reading_faults(text: str, ids: Sequence[int], language: str | None) -> tuple[ReadingFault, ...]:
     """`ids`: the answer's tokens, or none where they are not known. `language`: the expected one, ISO 639-1."""
     faults = []
+    text = _CUT_CHARACTER.sub("", text)
     if (seen := fault_of(text)) is not None:
         faults.append(ReadingFault(kind=Fault.GARBAGE, seen=seen))
     raw = _RAW_PIECES.findall(text)

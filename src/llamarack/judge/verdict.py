@@ -146,11 +146,11 @@ def judge(
     }
     if reference.is_text_only or candidate.is_text_only:
         return _judge_texts(reference, candidate, bounds, shared)
-    noise = _noise(reference, bounds, seed)
+    noise = _noise(reference, bounds.tie_nats, seed)
     measured = [drift.stats.logprob_error_p99 for drift in noise if drift.stats.logprob_error_p99 is not None]
     noise_nats = max(measured, default=None)
     tie_nats = max(bounds.tie_nats, 2 * (noise_nats or 0.0))  # both tokens' log-probabilities may be off
-    noise = tuple(replace(one, stats=replace(one.stats, tie_nats=tie_nats)) for one in noise)
+    noise = _noise(reference, tie_nats, seed)  # ties counted by the bound that it gave
     forced = _forced_by_id(reference, candidate)
     alone = _compare(reference.greedy, forced["alone"], tie_nats, seed)
     drift = [*noise, Drift(factor=_factor_name(differing), is_noise=False, stats=alone)]
@@ -197,13 +197,13 @@ def judge(
     )
 
 
-def _noise(reference: Collection, bounds: Bounds, seed: int) -> tuple[Drift, ...]:
+def _noise(reference: Collection, tie_nats: float, seed: int) -> tuple[Drift, ...]:
     names = {"again": "again", "loaded": "under load", "restarted": "after a restart"}
     return tuple(
         Drift(
             factor=names.get(name, name),
             is_noise=True,
-            stats=_compare(reference.greedy, observed, bounds.tie_nats, seed),
+            stats=_compare(reference.greedy, observed, tie_nats, seed),
         )
         for name, observed in reference.passes.items()
     )
@@ -245,10 +245,11 @@ def _as_forced(reference: Observation, own: Observation) -> Observation:
 def _questions(
     reference: Collection, candidate: Collection, forced: Sequence[Observation], tie_nats: float
 ) -> list[QuestionResult]:
-    own = {one.question_id: one for one in candidate.greedy}
+    shortest = min(reference.output_tokens, candidate.output_tokens)  # two saved runs may have been cut elsewhere
+    own = {one.question_id: _cut(one, shortest) for one in candidate.greedy}
     under = {one.question_id: one for one in forced}
     results = []
-    for ours in reference.greedy:
+    for ours in (_cut(one, shortest) for one in reference.greedy):
         theirs = own.get(ours.question_id)
         if theirs is None:
             continue
@@ -269,6 +270,11 @@ def _questions(
             )
         )
     return results
+
+
+def _cut(observed: Observation, tokens: int) -> Observation:
+    """Without what is behind the shorter run's limit."""
+    return replace(observed, positions=observed.positions[:tokens])
 
 
 def _as_free(forced: Observation) -> Observation:

@@ -88,7 +88,7 @@ def _charts(result: VerifyResult, folder: Path) -> tuple[Chart, ...]:
     for observed in reference.greedy:
         if (mate := forced.get(observed.question_id)) is not None and mate.ids == observed.ids:
             errors += forced_errors(observed, mate)
-    if not errors:
+    if not any(one.kl for one in errors):
         return ()
     last = max(one.index for one in errors)
     by_place = [[one.kl for one in errors if one.index == place] for place in range(last + 1)]

@@ -164,8 +164,11 @@ def _fact(facts: Facts, name: str) -> str:
 
 
 def deciding(result: VerifyResult) -> list[Finding]:
-    """The findings that made the verdict."""
-    return [one for one in result.findings if one.verdict is result.verdict]
+    """The findings that made the verdict. Where all is well the passes under load only say it again."""
+    made = [one for one in result.findings if one.verdict is result.verdict]
+    if result.verdict in (Verdict.SAME, Verdict.ROUNDING):
+        return [one for one in made if not one.code.startswith("loaded_")]
+    return made
 
 
 def fact_rows(facts: Facts) -> tuple[tuple[str, str], ...]:

@@ -142,6 +142,10 @@ def write_fixed_files(staged: Path) -> None:
         shutil.copyfile(_DATA / name, staged / name)
 
 
+def containerfile_text() -> str:
+    return (_DATA / "Containerfile").read_text()
+
+
 def write_sums(staged: Path) -> tuple[str, int, int]:
     """SHA256SUMS over all files; its own SHA-256, and the number and size of what it lists."""
     lines, size = [], 0

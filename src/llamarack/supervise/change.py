@@ -136,7 +136,8 @@ class Change:
     async def _forward(self) -> None:
         steps, _ = self.foresee(await self._rack.free_bytes())
         self._steps_total = len(steps)
-        self._note("change_started", f"changes to generation {self.generation}: {in_words(steps)}", steps=len(steps))
+        count = f"{len(steps)} step{'' if len(steps) == 1 else 's'}" if steps else "settings alone"
+        self._note("change_started", f"changes to generation {self.generation}: {count}", steps=in_words(steps))
         for id in self.new:
             replica = self._find(id)
             if id not in self.old and replica is not None:  # an earlier supervisor began to load it
@@ -457,8 +458,8 @@ def _step_words(step: Step) -> str:
             return f"end {step.replica} once its requests are finished{room}"
 
 
-def in_words(steps: Sequence[Step]) -> str:
-    return "; ".join(_step_words(step) for step in steps) or "only settings"
+def in_words(steps: Sequence[Step]) -> list[str]:
+    return [_step_words(step) for step in steps]
 
 
 def is_leaving(state: State) -> bool:

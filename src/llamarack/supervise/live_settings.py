@@ -5,20 +5,24 @@ from __future__ import annotations
 from llamarack.config import Deployment
 from llamarack.errors import UsageError
 
-# The listening socket belongs to the gateway workers from their first breath.
-_FIXED = ("host", "port", "workers", "tls_cert", "tls_key")
+# What gateway workers are born with: the listening socket, and what they do for every connection.
+_FIXED = {
+    "gateway": ("host", "port", "workers", "tls_cert", "tls_key", "keep_alive_s", "access_log"),
+    "supervise": ("stuck_request_s",),
+}
 
 
 def require_changeable(old: Deployment, new: Deployment, *, rack: str) -> None:
     """Raises UsageError naming every setting that only a stop and a start can change."""
     told = []
-    for name in _FIXED:
-        before, after = getattr(old.gateway, name), getattr(new.gateway, name)
-        if before != after:
-            told.append(f"`gateway.{name}` is `{_shown(before)}`, `{_shown(after)}` in the file")
+    for section, names in _FIXED.items():
+        for name in names:
+            before, after = (getattr(getattr(deployment, section), name) for deployment in (old, new))
+            if before != after:
+                told.append(f"`{section}.{name}` is `{_shown(before)}`, `{_shown(after)}` in the file")
     if told:
         raise UsageError(
-            f"a running rack cannot change where it listens: {'; '.join(told)}",
+            f"not while the rack runs: {'; '.join(told)}",
             hint=f"put it back, or llamarack stop --rack {rack} and llamarack serve FILE",
         )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from llamarack.config import Deployment, Group, Model
 from llamarack.engine import ADAPTORS
+from llamarack.engine.builds import build_of, with_rpc_devices
 from llamarack.errors import ModelError
 from llamarack.hardware.detect import detect_machine
 from llamarack.hardware.finding import Severity
@@ -46,7 +47,11 @@ async def prepare(deployment: Deployment, memory: Memory | None, running: Sequen
     warnings = unbuilt_settings(deployment) + [
         warning for model in deployment.models for warning in _judge(model, specs)
     ]
-    layout = lay_out(with_cards_kept(deployment, running, machine), machine, specs)
+    groups = [group for model in deployment.models for group in model.groups]
+    machine = await asyncio.to_thread(with_rpc_devices, machine, groups)
+    layout = lay_out(
+        with_cards_kept(deployment, running, machine), machine, specs, build_of=lambda group: build_of(group, machine)
+    )
     for spec in layout:
         await asyncio.to_thread(spec.adaptor.prepare, spec.group, on_cards=bool(spec.card_uuids))
     return Prepared(deployment=deployment, specs=layout, warnings=warnings)

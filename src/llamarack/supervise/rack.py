@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -11,7 +12,9 @@ from llamarack.paths import RackPaths
 from llamarack.supervise import memory_file
 from llamarack.supervise.admin import AdminServer
 from llamarack.supervise.journal import Entry
+from llamarack.supervise.notify import Notifier, status_line, take_notifier
 from llamarack.supervise.preparing import prepare, remembered_specs
+from llamarack.supervise.state import State
 from llamarack.supervise.supervisor import Source, Supervisor
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -57,16 +60,21 @@ async def run_supervisor(
     for number in _SIGNALS:
         loop.add_signal_handler(number, take, number)
     admin = AdminServer(supervisor)
+    notifier = take_notifier(os.environ)
+    supervisor.on_change.append(lambda: _tell_manager(supervisor, notifier))
+    alive = asyncio.create_task(notifier.keep_alive())
     settling: asyncio.Task[None] | None = None
     try:
         await supervisor.start()
         for warning in warnings:
             supervisor.journal.warn("settings", warning)
         await admin.start()
-        settling = asyncio.create_task(_when_settled(supervisor, once_settled))
+        settling = asyncio.create_task(_when_settled(supervisor, once_settled, notifier))
         await supervisor.run()
     finally:
         await admin.stop()
+        alive.cancel()
+        await asyncio.gather(alive, return_exceptions=True)
         if settling is not None:
             settling.cancel()
             await asyncio.gather(settling, return_exceptions=True)
@@ -75,7 +83,20 @@ async def run_supervisor(
     return received[0] if received else None
 
 
-async def _when_settled(supervisor: Supervisor, once_settled: Callable[[Supervisor, bool], Awaitable[bool]]) -> None:
+def _tell_manager(supervisor: Supervisor, notifier: Notifier) -> None:
+    """At every change of the table: to systemd, where it started us."""
+    states = [(replica.id, replica.state) for replica in supervisor.replicas]
+    running = supervisor.gateways.in_flight_total()
+    notifier.status(status_line(states, draining=supervisor.draining, running=running))
+    if supervisor.draining:
+        notifier.stopping()
+
+
+async def _when_settled(
+    supervisor: Supervisor, once_settled: Callable[[Supervisor, bool], Awaitable[bool]], notifier: Notifier
+) -> None:
     all_ready = await supervisor.until_settled()
+    if any(replica.state is State.READY for replica in supervisor.replicas):
+        notifier.ready()
     if not await once_settled(supervisor, all_ready):
         supervisor.ask_stop()

@@ -79,6 +79,7 @@ def _gateway(supervisor: Supervisor) -> dict[str, Any]:
 
 def _replica(supervisor: Supervisor, replica: Replica) -> dict[str, Any]:
     running = sum(counts.in_flight.get(replica.id, 0) for counts in supervisor.gateways.counts.values())
+    stuck = sum(counts.stuck.get(replica.id, 0) for counts in supervisor.gateways.counts.values())
     candidate = replica.spec.candidate
     pid = replica.child.pid if replica.child and replica.child.exit is None else None
     pids = _family(pid)
@@ -109,6 +110,8 @@ def _replica(supervisor: Supervisor, replica: Replica) -> dict[str, Any]:
         "waiting": None,
         "slots_total": candidate.sequences,
         "slots_idle": max(0, candidate.sequences - running),
+        "slots_busy": running - stuck,
+        "slots_stuck": stuck,
         "context_tokens": candidate.context_tokens,
         "predicted": {
             "total_bytes": sum(card.total_bytes for card in candidate.cards),

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamarack.config import Deployment, Group, Model
 from llamarack.engine.adaptor import Adaptor
+from llamarack.engine.builds import build_of, with_rpc_devices
 from llamarack.errors import DoesNotFit, EngineError, UsageError
 from llamarack.hardware.detect import detect_machine
 from llamarack.model.read import read_model
@@ -36,6 +37,7 @@ from llamarack.supervise.layout import plan_again
 from llamarack.supervise.live_settings import require_changeable
 from llamarack.supervise.replica import Replica
 from llamarack.supervise.replica_record import Remembered, ReplicaSpec
+from llamarack.supervise.slot_watch import SlotWatch
 from llamarack.supervise.spec_json import deployment_from_json, spec_from_json, spec_to_json
 from llamarack.supervise.state import RestartPolicy, State
 from llamarack.supervise.table import ModelRow, ReplicaRow, Table
@@ -109,6 +111,7 @@ def plan_on_this_machine(
     deployment: Deployment, was: ReplicaSpec, group: Group, path: Path, waiting: Sequence[ReplicaSpec]
 ) -> ReplicaSpec:
     """`waiting`: replicas that do not run at the moment and will take their share again."""
+    machine = with_rpc_devices(detect_machine(), [group])
     claimed: dict[int, int] = {}
     for each in waiting:
         claim(claimed, each.candidate.cards, each.candidate.host_bytes)
@@ -116,9 +119,10 @@ def plan_on_this_machine(
         was,
         group,
         path,
-        detect_machine(),
+        machine,
         read_model(path),
         deployment.supervise,
+        build=build_of(group, machine),
         claimed_bytes=claimed,
         is_kv_shared=sum(len(model.groups) for model in deployment.models) > 1,
     )
@@ -157,18 +161,19 @@ class Supervisor:
         self.generation = 1
         self.change: Change | None = None  # the newest
         self.shares: dict[str, float] = {}
-        self.gateways = GatewayPool(deployment.gateway, paths, self.journal)
+        self.gateways = GatewayPool(deployment.gateway, deployment.supervise.stuck_request_s, paths, self.journal)
         self.started_unix_s = time.time()
         self.draining = False
         self._specs = list(specs)  # what the file asks for
         self._lock = RackLock(paths.lock)
         self._version = 0
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by replica, and the change
+        self._slot_watch: asyncio.Task[None] | None = None
         self._ever_ready = False
         self._moved = asyncio.Event()
         self._asked_stop = asyncio.Event()
         self._insisted = asyncio.Event()
-        self._on_change: list[Callable[[], None]] = []
+        self.on_change: list[Callable[[], None]] = []  # called after every change of the table
         self._hashed: tuple[Deployment, str | None] | None = None
 
     @property
@@ -191,7 +196,7 @@ class Supervisor:
         self._remember()
         self._moved.set()
         self._moved = asyncio.Event()
-        for callback in self._on_change:
+        for callback in self.on_change:
             callback()
 
     async def drained(self, replica: str, timeout_s: float) -> bool:
@@ -244,6 +249,7 @@ class Supervisor:
         self.restarts = _restart_policy(change.deployment)
         self.drain_s = change.deployment.supervise.drain_s
         self.gateways.apply(change.deployment.gateway)
+        self._watch_slots()
         for replica in [each for each in self.replicas if each.id not in change.new]:
             replica.ask_stop()  # failed long before, and not part of the new layout
             self._tasks.pop(replica.id, None)
@@ -276,7 +282,7 @@ class Supervisor:
         """Raises what `preparing.prepare` raises; starts nothing."""
         from llamarack.supervise import preparing  # same
 
-        return await preparing.prepare(deployment, self._memory(), [replica.spec for replica in self.replicas])
+        return await preparing.prepare(deployment, self._memory(), [each.asked_spec for each in self.replicas])
 
     async def reload(
         self,
@@ -319,8 +325,7 @@ class Supervisor:
             )
         told = {
             "generation": number,
-            "steps": len(steps),
-            "steps_in_words": in_words(steps),
+            "steps": in_words(steps),
             "unchanged": not steps and deployment == self.deployment,
             "warnings": list(prepared.warnings),
         }
@@ -379,6 +384,7 @@ class Supervisor:
                     await replica.changed.wait()
             self._begin(resumed)
         await self.gateways.start()
+        self._watch_slots()
         self.changed()
 
     async def run(self) -> None:
@@ -572,7 +578,7 @@ class Supervisor:
                         last_death=replica.last_death,
                         degraded=replica.degraded,
                     ),
-                    spec=spec_to_json(replica.spec),
+                    spec=spec_to_json(replica.asked_spec),
                 )
                 for replica in self.replicas
                 if replica.child is not None and replica.endpoint is not None
@@ -598,10 +604,30 @@ class Supervisor:
             f"no replica became ready: {death.message}\nlast lines of {first.log_path}:\n{tail}", hint=death.hint
         )
 
+    def _watch_slots(self) -> None:
+        if self._slot_watch is not None:
+            self._slot_watch.cancel()
+            self._slot_watch = None
+        least = self.deployment.supervise.slots_idle_min
+        if least:
+            self._slot_watch = asyncio.create_task(SlotWatch(least, self.journal, self._idle_slots).run())
+
+    def _idle_slots(self) -> dict[str, int]:
+        """By model, of its ready replicas; a model without one has other events."""
+        idle: dict[str, int] = {}
+        for replica in self.replicas:
+            if replica.state is State.READY:
+                taken = sum(counts.in_flight.get(replica.id, 0) for counts in self.gateways.counts.values())
+                free = max(0, replica.spec.candidate.sequences - taken)
+                idle[replica.spec.model.name] = idle.get(replica.spec.model.name, 0) + free
+        return idle
+
     async def _shut_down(self) -> None:
         if (change := self._tasks.pop(_CHANGE, None)) is not None:
             change.cancel()
             await asyncio.gather(change, return_exceptions=True)
+        if self._slot_watch is not None:
+            self._slot_watch.cancel()
         self.draining = True
         self.changed()
         if not await self.gateways.drained(None, self._version, min(_QUIET_S, self.drain_s)):

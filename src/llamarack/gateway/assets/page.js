@@ -181,14 +181,14 @@ function replicaRow(replica, now, colours) {
     memory(replica, colours),
     el("div.small", el(`div${replica.restarts ? "" : ".soft"}`, `${replica.restarts} restart${replica.restarts === 1 ? "" : "s"}`),
       replica.pid ? el("div.soft", `process ${replica.pid}`) : null),
-    known(replica.degraded_from) ? el("div.wide.small.wait", `degraded from ${words(replica.degraded_from)}`) : null,
+    known(replica.degraded_from) ? el("div.wide.small.wait", `runs a smaller plan: ${steps(replica.degraded_from)}`) : null,
     replica.last_death ? el("div.wide.small", el("span.bad", replica.last_death.message),
       el("span.soft", ` while ${replica.last_death.while}, ${span(now - replica.last_death.at_unix_s)} ago`),
       replica.last_death.hint ? el("div.hint", replica.last_death.hint) : null) : null,
     terms(replica));
 }
 
-const words = (value) => (typeof value === "object" ? Object.entries(value).map(([k, v]) => `${k} ${v}`).join(", ") : String(value));
+const steps = ({ steps: taken = [] }) => taken.map((step) => `${step.setting} ${step.was} → ${step.becomes}`).join(", ");
 
 function slots(replica) {
   const stuck = replica.slots_stuck ?? 0;
