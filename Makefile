@@ -42,7 +42,8 @@ proof-kills: $(DEVELOPMENT)
 	LLAMARACK_KILLS=200 $(BIN)/python -m pytest tests/supervise/test_kills.py
 
 proof-reloads: $(DEVELOPMENT)
-	LLAMARACK_RELOADS=10 $(BIN)/python -m pytest tests/supervise/test_change.py -k rolling_reloads
+	LLAMARACK_RELOADS=10 LLAMARACK_RELOADS_RESULT=benchmarks/results/reloads.json \
+	  $(BIN)/python -m pytest tests/supervise/test_change.py -k rolling_reloads
 
 proof-fuzz: $(DEVELOPMENT)
 	$(BIN)/python -m benchmarks.fuzz_api

@@ -1,11 +1,12 @@
 """A replica on trial gets its share of the turns, never more, and everything when nobody else is there."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
 from llamarack.gateway.routing import of_this_turn
-from tests.gateway.test_admission import replica
+from tests.gateway.test_admission import admission, replica, turns
 
 ROWS = [replica("a"), replica("b"), replica("new")]
 
@@ -39,3 +40,26 @@ def test_trial_takes_all_when_nobody_else_is_left() -> None:
 
 def test_without_a_trial_everybody_takes_every_turn() -> None:
     assert len(of_this_turn(ROWS, ROWS, 7)) == 3
+
+
+async def test_admission_keeps_to_the_share_and_lets_the_rest_wait() -> None:
+    desk = admission(replica("a", slots=2), replace(replica("new", slots=2), share=0.25))
+    went = []
+    for _ in range(400):
+        reservation = await desk.take("m")
+        went.append(reservation.id)
+        desk.give(reservation)
+    assert went.count("new") == pytest.approx(100, abs=4)
+    held = [await desk.take("m") for _ in range(2)]
+    while "a" not in desk.in_flight or desk.in_flight["a"] < 2:  # until all that is free is the one on trial
+        held.append(await asyncio.wait_for(desk.take("m"), 30))
+    waiting = [asyncio.ensure_future(desk.take("m")) for _ in range(3)]
+    await turns()
+    assert sum(each.done() for each in waiting) <= 1  # one turn may be its own
+    assert not desk._lines["m"].for_tokens
+    for each in held:
+        desk.give(each)
+    for each in await asyncio.wait_for(asyncio.gather(*waiting[:2]), 30):
+        desk.give(each)
+    desk.give(await asyncio.wait_for(waiting[2], 30))
+    assert desk.in_flight == {}

@@ -371,7 +371,8 @@ class Admission:
             session=session,
             homes=homes,
         )
-        line.for_tokens = chosen is None and has_slot
+        # A slot that is kept for a replica on trial is no sign of a lack of tokens.
+        line.for_tokens = chosen is None and has_slot and all(row.share is None for row in homes)
         if chosen is None:
             return None
         self._turn += 1
