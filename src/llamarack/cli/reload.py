@@ -27,7 +27,7 @@ _EVENTS = 200
 def reload(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", help="Another deployment file; default: the rack's own, read again."),
+        typer.Argument(metavar="FILE", help="Another deployment file; default: the rack's own, read again."),
     ] = None,
     rack: Annotated[str | None, typer.Option(help="Which rack; default: the only one that runs.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, do nothing.")] = False,
