@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-dev
 
-.PHONY: demo test check test-browser test-java test-node test-vllm test-gpu proof-kills proof-fuzz proof-model-fuzz proof-embed-cycles proof-offline install install-dev clean
+.PHONY: demo test check test-browser test-java test-node test-vllm test-gpu proof-kills proof-reloads proof-fuzz proof-model-fuzz proof-embed-cycles proof-offline install install-dev clean
 
 demo: $(INSTALLED)
 	@$(BIN)/llamarack demo
@@ -40,6 +40,10 @@ test-gpu: $(DEVELOPMENT)
 # Long forms of what `make test` does shortly.
 proof-kills: $(DEVELOPMENT)
 	LLAMARACK_KILLS=200 $(BIN)/python -m pytest tests/supervise/test_kills.py
+
+proof-reloads: $(DEVELOPMENT)
+	LLAMARACK_RELOADS=10 LLAMARACK_RELOADS_RESULT=benchmarks/results/reloads.json \
+	  $(BIN)/python -m pytest tests/supervise/test_change.py -k rolling_reloads
 
 proof-fuzz: $(DEVELOPMENT)
 	$(BIN)/python -m benchmarks.fuzz_api

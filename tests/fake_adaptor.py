@@ -120,7 +120,7 @@ def fake_spec(
         adaptor=FakeEngine(),
         has_template=True,
         start_deadline_s=start_deadline_s,
-        fingerprint=f"fake {sorted(faults.items())}",
+        fingerprint=f"fake {model} {sorted(faults.items())}",
     )
 
 

@@ -42,8 +42,12 @@ def write_tiny_llama(
     context: int = 512,
     seed: int = 0,
     chat_template: str | None = CHATML,
+    speaks: bool = False,
 ) -> Path:
-    """Writes `path` and returns it. The same arguments give the same bytes; matrices are F16, norms F32."""
+    """Writes `path` and returns it. The same arguments give the same bytes; matrices are F16, norms F32.
+
+    `speaks`: merged pieces are far likelier than bytes, so that an answer is readable, as a warm-up demands.
+    """
     pieces, scores, types = vocabulary()
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny-llama")
@@ -70,7 +74,11 @@ def write_tiny_llama(
     writer.add_add_eos_token(False)
     if chat_template is not None:
         writer.add_chat_template(chat_template)
-    for name, array in tiny_tensors(layers, heads, kv_heads, hidden, feed_forward, len(pieces), seed).items():
+    tensors = tiny_tensors(layers, heads, kv_heads, hidden, feed_forward, len(pieces), seed)
+    if speaks:
+        is_piece = np.array([kind is gguf.TokenType.NORMAL for kind in types])
+        tensors["output.weight"] = (tensors["output.weight"] * np.where(is_piece, 8, 0)[:, None]).astype(np.float16)
+    for name, array in tensors.items():
         writer.add_tensor(name, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -14,9 +14,11 @@ class Outcome:
     fault: str | None
 
 
-async def stream_once(url: str, *, tokens: int = 40, directive: str = "", timeout_s: float = 40.0) -> Outcome:
+async def stream_once(
+    url: str, *, tokens: int = 40, directive: str = "", timeout_s: float = 40.0, model: str = "fake"
+) -> Outcome:
     body = {
-        "model": "fake",
+        "model": model,
         "messages": [{"role": "user", "content": f"tell me more {directive}"}],
         "max_tokens": tokens,
         "stream": True,

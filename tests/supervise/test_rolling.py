@@ -48,6 +48,18 @@ def test_smaller_one_that_fits_goes_before_a_larger_one_that_waits_for_room() ->
     assert _plan(old, new, c0=2) == "+b-0-g2 -b-0 +a-0-g2 -a-0"
 
 
+def test_weights_on_the_host_count_once_for_all_replicas_of_a_file() -> None:
+    def on_host(id: str, path: str) -> Unit:
+        return Unit(id=id, model="m", needs_bytes={-1: _GIB}, mapped_path=path, mapped_bytes=8 * _GIB)
+
+    old = [on_host("m-0", "a.gguf"), on_host("m-1", "a.gguf")]
+    free = {-1: 10 * _GIB}  # the kernel calls the 8 GiB of a.gguf free as well
+    assert _words(foreseen(old, [on_host("m-0-g2", "a.gguf")], free, {"m": 2})[0]) == "+m-0-g2 -m-0 -m-1"
+    other = [on_host("m-0-g2", "b.gguf")]
+    assert _words(foreseen(old, other, free, {"m": 2})[0]) == "-m-0 -m-1 +m-0-g2"
+    assert _words(foreseen(old, other, {-1: 17 * _GIB}, {"m": 2})[0]) == "+m-0-g2 -m-0 -m-1"
+
+
 def test_what_is_not_ready_goes_at_once_and_what_is_kept_stays() -> None:
     old = [_unit("m-0", c0=1), _unit("m-1", c0=1, ready=False), _unit("k-0", "k", c0=1)]
     new = [_unit("k-0", "k", c0=1), _unit("m-0-g2", c0=1)]
@@ -177,7 +189,12 @@ def test_stops_for_room_only_what_gives_room_and_only_when_nothing_fits(
     rack = _Rack(*layouts, free, None)
     steps: list[tuple[list[Unit], dict[int, int], Step]] = []
     take = rack._take
-    rack._take = lambda step: (steps.append((list(rack.running), dict(rack.free), step)), take(step))[1]  # type: ignore[method-assign]
+
+    def noting(step: Step) -> None:
+        steps.append((list(rack.running), dict(rack.free), step))
+        take(step)
+
+    rack._take = noting  # type: ignore[method-assign]
     rack.run()
     by_id = {unit.id: unit for unit in (*rack.old, *rack.new)}
     for running, then_free, step in steps:
@@ -198,7 +215,7 @@ def test_never_below_the_needed_ready_replicas_where_all_fit_side_by_side(
     layouts: tuple[list[Unit], list[Unit]], fails_at: int | None
 ) -> None:
     old, new = layouts
-    room = dict.fromkeys(_DEVICES, 10000)
+    room = dict.fromkeys(_DEVICES, 10_000)
     rack = _Rack(old, new, room, fails_at)
     rack.run()
     after = ready_by_model([Unit(id=unit.id, model=unit.model) for unit in new])

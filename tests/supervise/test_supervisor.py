@@ -202,9 +202,11 @@ async def test_taken_port_is_refused_with_its_holder_before_anything_starts(tmp_
         assert not left_of(tmp_path / "b")
 
 
-def _start_process(folder: Path, replicas: list[dict[str, object]]) -> subprocess.Popen[bytes]:
+def _start_process(
+    folder: Path, replicas: list[dict[str, object]], room_bytes: int | None = None
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.fake_rack", str(folder), json.dumps(replicas)],
+        [sys.executable, "-m", "tests.fake_rack", str(folder), json.dumps(replicas), json.dumps(room_bytes)],
         stdout=subprocess.PIPE,
         cwd=Path(__file__).parents[2],
     )

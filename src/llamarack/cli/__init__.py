@@ -22,6 +22,7 @@ _COMMANDS = (
     "plan",
     "serve",
     "status",
+    "reload",
     "drain",
     "stop",
     "keys",

@@ -25,7 +25,7 @@ from llamarack.paths import RackPaths, make_private, rack_paths
 from llamarack.supervise.admin import ask
 from llamarack.supervise.layout import slug
 from llamarack.supervise.rack import run_rack
-from llamarack.supervise.supervisor import Supervisor, is_running
+from llamarack.supervise.supervisor import Source, Supervisor, is_running
 
 Rack = Annotated[str | None, typer.Option("--rack", help="Name of the rack; default: the file's stem.")]
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="Folder for state and sockets.")]
@@ -58,7 +58,8 @@ def serve(
     if detach:
         _detach(paths)
         return
-    number = asyncio.run(run_rack(deployment, paths, on_entry=log_entry, once_settled=_tell_ready))
+    source = Source(path=target.absolute(), host=host, port=port)
+    number = asyncio.run(run_rack(deployment, paths, on_entry=log_entry, once_settled=_tell_ready, source=source))
     raise typer.Exit(128 + number if number is not None else 0)
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 
 from llamarack.cli import status_text
+from llamarack.cli.change_text import change_lines
 from llamarack.cli.console import data, people, print_entry, print_json
 from llamarack.cli.serve import StateDir
 from llamarack.errors import UsageError
@@ -88,7 +89,7 @@ def _print(record: dict[str, Any]) -> None:
         if table is not None:
             data.print()
             data.print(table)
-    for line in (*status_text.degradations(record), *status_text.deaths(record)):
+    for line in (*change_lines(record["change"]), *status_text.degradations(record), *status_text.deaths(record)):
         people.print(line)
     for line in status_text.proofs(record):
         data.print(line)

@@ -20,7 +20,7 @@ from llamarack.gateway.capacity import NOTHING, Held, Pool, corrected, has_room
 from llamarack.gateway.demand import Demand
 from llamarack.gateway.fair_queue import FairQueue
 from llamarack.gateway.ledger import Ledger, Part, total_held
-from llamarack.gateway.routing import Policy, choose, ready_replicas
+from llamarack.gateway.routing import Policy, choose, of_this_turn, ready_replicas
 from llamarack.supervise.table import ReplicaRow, Table
 
 _EMPTY = Table(version=0, draining=False, models=(), replicas=())
@@ -83,10 +83,12 @@ class Admission:
         self.pools: dict[str, Pool] = {}  # by endpoint key, so that an engine's next life starts anew
         self.part = Part()
         self._ready: dict[str, list[ReplicaRow]] = {}
-        self._max_queue_requests = max_queue_requests
-        self._max_queue_s = max_queue_s
-        self._max_queue_tokens = max_queue_tokens
-        self._policy = policy
+        self.set_limits(
+            max_queue_requests=max_queue_requests,
+            max_queue_s=max_queue_s,
+            max_queue_tokens=max_queue_tokens,
+            policy=policy,
+        )
         self._ledger = ledger
         self._others: list[tuple[int, Part]] = []
         self._lines: dict[str, _Line] = {}
@@ -119,6 +121,20 @@ class Admission:
         return self.queued.get(model, 0) + sum(part.queued.get(model, 0) for _, part in others)
 
     # -- what changes it ----------------------------------------------------------------------------------------
+
+    def set_limits(
+        self,
+        *,
+        max_queue_requests: int,
+        max_queue_s: float,
+        max_queue_tokens: int | None = None,
+        policy: Policy = "least_loaded",
+    ) -> None:
+        """For requests to come; who waits already waits as long as was promised."""
+        self._max_queue_requests = max_queue_requests
+        self._max_queue_s = max_queue_s
+        self._max_queue_tokens = max_queue_tokens
+        self._policy = policy
 
     def apply(self, table: Table) -> None:
         """A new table; what can go on now does."""
@@ -347,7 +363,7 @@ class Admission:
                 free.append(row)
             has_slot = has_slot or held.slots + wanted.slots <= row.slots
         chosen = choose(
-            free,
+            of_this_turn(free, homes, self._turn),
             lambda row: share[row.id],
             policy=self._policy,
             turn=self._turn,
@@ -355,7 +371,8 @@ class Admission:
             session=session,
             homes=homes,
         )
-        line.for_tokens = chosen is None and has_slot
+        # A slot that is kept for a replica on trial is no sign of a lack of tokens.
+        line.for_tokens = chosen is None and has_slot and all(row.share is None for row in homes)
         if chosen is None:
             return None
         self._turn += 1

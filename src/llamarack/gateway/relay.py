@@ -23,6 +23,7 @@ from llamarack.gateway.demand import Demand
 from llamarack.gateway.engine_watch import EngineWatch
 from llamarack.gateway.exchange import Exchange
 from llamarack.gateway.metrics import Metrics
+from llamarack.gateway.outcomes import Outcomes
 from llamarack.gateway.stream import EventTooLong, ResponsesFilter, StreamFilter, responses_usage
 from llamarack.gateway.upstream import EngineBroke, EngineReply, Engines
 
@@ -72,6 +73,7 @@ class Call:
     fields: Sequence[str] = ()  # names in the client's body that an engine's refusal may be about
     task: asyncio.Task[Any] | None = None
     is_late: bool = False
+    has_failed: bool = False  # the engine answered with a 5xx, or with an error in its stream
 
 
 @dataclass(slots=True, eq=False)
@@ -103,7 +105,8 @@ class Relay:
         watch: EngineWatch,
         stuck_request_s: float,
     ) -> None:
-        self._settings = settings
+        self.settings = settings
+        self.outcomes = Outcomes()
         self._admission = admission
         self._metrics = metrics
         self._watch = watch
@@ -126,7 +129,7 @@ class Relay:
         if not call.stream:
             await self._in_time(call, None, self._whole_attempt)
             return
-        client = ClientStream(call, self._settings.heartbeat.style)
+        client = ClientStream(call, self.settings.heartbeat.style)
         self._streams.add(client)
         try:
             await self._in_time(call, client, self._stream_attempt)
@@ -164,8 +167,13 @@ class Relay:
             self._running.add(running)
             try:
                 await attempt(call, running, client)
+                first_s = call.first_event_s
+                if first_s is not None:
+                    first_s -= now - call.arrived_monotonic_s
+                self.outcomes.count(reservation.id, failed=call.has_failed, first_token_s=first_s)
                 return
             except Stuck:
+                self.outcomes.count(reservation.id, failed=True)
                 # Not elsewhere: what one engine cannot do, the next would be stuck with too.
                 self._metrics.stuck.labels(call.model).inc()
                 log.warning("stuck request=%s replica=%s", call.request_id, reservation.id)
@@ -174,6 +182,7 @@ class Relay:
                     should_retry=False,
                 ) from None
             except EngineBroke as error:
+                self.outcomes.count(reservation.id, failed=True)
                 assert reservation.row.endpoint is not None
                 broke.add(reservation.row.endpoint.key)
                 if client is not None and client.passed_events:
@@ -224,6 +233,7 @@ class Relay:
             if reply.status != 200:
                 body = await reply.read()
                 if client.committed:
+                    call.has_failed = reply.status >= 500
                     await client.end_with(_event(wire.engine_error_envelope(reply.status, body)))
                 else:
                     self._refuse(call, reply.status, body)
@@ -258,6 +268,7 @@ class Relay:
             await reply.pump(take)
             call.usage = events.state.usage or {}
             if events.state.error is not None:
+                call.has_failed = True
                 await client.end_with(_event(events.state.error))
             elif not events.state.done:
                 raise EngineBroke("its stream ended without its last event")
@@ -286,7 +297,8 @@ class Relay:
 
     def _refuse(self, call: Call, status: int, body: bytes) -> None:
         headers = _json_headers(call)
-        if status >= 500:
+        call.has_failed = status >= 500
+        if call.has_failed:
             headers["x-should-retry"] = "false"  # the same prompt meets the same fault
         call.exchange.answer(status, headers, orjson.dumps(wire.engine_error_envelope(status, body, call.fields)))
 

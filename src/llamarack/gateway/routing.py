@@ -20,10 +20,26 @@ SESSION_HEADERS = ("x-session-id", "x-conversation-id")
 _SESSION_FIELDS = ("prompt_cache_key", "user")
 # Of a plain prompt: enough to tell conversations apart, and the same in every turn of one.
 _PREFIX_CHARACTERS = 256
+_GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
 def ready_replicas(replicas: Sequence[ReplicaRow], model: str) -> list[ReplicaRow]:
     return [row for row in replicas if row.model == model and row.state is State.READY and row.endpoint is not None]
+
+
+def of_this_turn(free: Sequence[ReplicaRow], usable: Sequence[ReplicaRow], turn: int) -> Sequence[ReplicaRow]:
+    """Of `free`, those whose turn it is: a replica with a `share` gets that part of the turns and never more, unless
+    nothing else is `usable`; turns that it has no room for go to the others.
+
+    Multiples of the golden ratio spread evenly, also over every second or third turn.
+    """
+    shares = [row.share for row in usable if row.share is not None]
+    if not shares or len(shares) == len(usable):
+        return free
+    on_trial = [row for row in free if row.share is not None]
+    if on_trial and turn * _GOLDEN_RATIO % 1 < sum(shares):
+        return on_trial
+    return [row for row in free if row.share is None]
 
 
 def choose(

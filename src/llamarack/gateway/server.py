@@ -103,6 +103,7 @@ class GatewayServer:
         self._access = access or AccessLog(settings.access_log)
         self._peers = peers
         self._relay = Relay(settings, admission, metrics, self.watch, stuck_request_s)
+        self.outcomes = self._relay.outcomes
         self._learned: dict[str, Learned] = {}
         self.watch.has_learned = lambda model: self._learned_of(model).is_settled
         self._paths: dict[str, tuple[str, str | None]] = {}
@@ -124,6 +125,12 @@ class GatewayServer:
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
         }
+
+    def apply(self, settings: Gateway, keys: Keys | None) -> None:
+        """Other limits for the requests to come, after a reload."""
+        self._settings = self._relay.settings = settings
+        self._keys = keys
+        self._sending_timeout_s = min(_SENDING_TIMEOUT_S, settings.request_timeout_s)
 
     def protocol_factory(self, *, http: str | None = None) -> HttpServer:
         """`http`: `fast` or `aiohttp`; None: what LLAMARACK_GATEWAY_HTTP says, else fast."""

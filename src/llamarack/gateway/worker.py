@@ -21,6 +21,7 @@ from typing import Any
 import uvloop
 
 from llamarack.config import Gateway
+from llamarack.errors import ConfigError
 from llamarack.gateway.admission import Admission
 from llamarack.gateway.dashboard import Dashboard
 from llamarack.gateway.keys import Keys
@@ -103,14 +104,28 @@ class Worker:
         try:
             while line := await reader.readline():
                 message = json.loads(line)
-                if "settings" in message and self._admission is None:
-                    await self._open(message)
+                if "settings" in message:
+                    await self._take(message)
                 if "table" in message and self._admission is not None:
                     table = from_json(message["table"])
                     self._admission.apply(table)
                     self._send_counts(writer)
         finally:
             reporting.cancel()
+
+    async def _take(self, message: dict[str, Any]) -> None:
+        """The first settings open the door; later ones, after a reload, change limits and keys while it is open."""
+        if self._admission is None or self._gateway is None:
+            await self._open(message)
+            return
+        settings = Gateway.model_validate(message["settings"])
+        try:
+            keys = Keys(settings.api_keys_file) if settings.api_keys_file else None
+        except ConfigError as error:  # never open a door because its keys were moved away
+            log.error("settings_refused worker=%d error=%s", self._number, error)
+            return
+        self._admission.set_limits(**_limits(settings))
+        self._gateway.apply(settings, keys)
 
     async def _open(self, message: dict[str, Any]) -> None:
         """Begins to accept; once in a worker's life."""
@@ -121,10 +136,7 @@ class Worker:
         if settings.workers > 1:
             self._ledger = Ledger(sockets, self._number, settings.workers)
         admission = self._admission = Admission(
-            max_queue_requests=settings.max_queue_requests,
-            max_queue_s=settings.max_queue_s,
-            max_queue_tokens=settings.max_queue_tokens,
-            policy=settings.routing,
+            **_limits(settings),
             ledger=self._ledger,
         )
         if self._ledger is not None:
@@ -186,12 +198,25 @@ class Worker:
             "in_flight": self._admission.in_flight,
             "queued": self._admission.queued,
             "stuck": self._admission.stuck,
+            "outcomes": self._gateway.outcomes.report([row.id for row in self._admission.table.replicas])
+            if self._gateway is not None
+            else {},
         }
         traffic = self._metrics.traffic.report(whole=self._report_whole)
         if counts != self._reported or traffic:
             self._reported = json.loads(json.dumps(counts))
             self._report_whole = False
             writer.write(json.dumps({"counts": counts, "traffic": traffic}).encode() + b"\n")
+
+
+def _limits(settings: Gateway) -> dict[str, Any]:
+    """What of the settings concerns admission, at the start and after a reload."""
+    return {
+        "max_queue_requests": settings.max_queue_requests,
+        "max_queue_s": settings.max_queue_s,
+        "max_queue_tokens": settings.max_queue_tokens,
+        "policy": settings.routing,
+    }
 
 
 def main() -> None:

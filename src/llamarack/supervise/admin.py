@@ -1,7 +1,7 @@
 """The rack's admin socket: one JSON object a line, for the commands of this user and for gateway workers.
 
-Requests: `status`, `events`, `stop`, `drain` (a replica or the rack), and `gateway`, which turns the connection into a
-worker's link. The socket lies in a folder of mode 0700; there is no other guard.
+Requests: `status`, `events`, `stop`, `drain` (a replica or the rack), `reload` and its `abort`, and `gateway`, which
+turns the connection into a worker's link. The socket lies in a folder of mode 0700; there is no other guard.
 """
 
 from __future__ import annotations
@@ -9,14 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from pathlib import Path
 from typing import Any
 
 import psutil
 
-from llamarack.errors import NothingRunning
+from llamarack.errors import LlamarackError, NothingRunning, UsageError
 from llamarack.paths import RackPaths
+from llamarack.supervise.canary import Trial
+from llamarack.supervise.change import Outcome
+from llamarack.supervise.spec_json import deployment_from_json
 from llamarack.supervise.status import events_record, status_record
-from llamarack.supervise.supervisor import Supervisor, is_running, lock_holder
+from llamarack.supervise.supervisor import Source, Supervisor, is_running, lock_holder
 
 _MAX_LINE_BYTES = 4 * 1024**2
 
@@ -48,7 +52,11 @@ class AdminServer:
                 if request["op"] == "gateway":
                     await self._supervisor.gateways.serve_link(request["worker"], reader, writer)
                     return
-                writer.write(json.dumps(await self._answer(request)).encode() + b"\n")
+                try:
+                    answer = await self._answer(request)
+                except LlamarackError as error:
+                    answer = {"error": {"code": error.code, "message": error.message, "hint": error.hint}}
+                writer.write(json.dumps(answer).encode() + b"\n")
                 await writer.drain()
         except (OSError, ValueError, KeyError):
             pass  # a command that broke off
@@ -69,11 +77,33 @@ class AdminServer:
             case "drain":
                 found = await supervisor.drain_replica(request["replica"])
                 return {"found": found, "replicas": [replica.id for replica in supervisor.replicas]}
+            case "reload":
+                return await self._reload(request)
+            case "abort":
+                change = supervisor.change
+                running = change is not None and change.outcome is Outcome.RUNNING
+                if change is not None and running:
+                    change.ask_back()
+                return {"running": running}
         return {"error": f"unknown request `{request['op']}`"}
+
+    async def _reload(self, request: dict[str, Any]) -> dict[str, Any]:
+        deployment = deployment_from_json(request["deployment"])
+        if deployment is None:
+            raise UsageError(
+                "this rack was started by another version of llamarack, which does not know all settings of the file",
+                hint="llamarack stop and llamarack serve FILE, with this version",
+            )
+        given = request["source"]
+        source = Source(path=Path(given["path"]), host=given["host"], port=given["port"])
+        trial = Trial(**request["trial"]) if request["trial"] else None
+        return await self._supervisor.reload(
+            deployment, source=source, restart=request["restart"], trial=trial, dry_run=request["dry_run"]
+        )
 
 
 async def ask(paths: RackPaths, request: dict[str, Any], *, timeout_s: float = 10.0) -> dict[str, Any]:
-    """One request to a running rack. Raises NothingRunning when there is none."""
+    """One request to a running rack. Raises NothingRunning when there is none, and the error that the rack met."""
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_unix_connection(str(paths.admin_socket), limit=_MAX_LINE_BYTES)
@@ -81,9 +111,20 @@ async def ask(paths: RackPaths, request: dict[str, Any], *, timeout_s: float = 1
             line = await reader.readline()
             writer.close()
             answer: dict[str, Any] = json.loads(line)
-            return answer
     except (OSError, ValueError, TimeoutError) as error:
         raise nothing_running(paths) from error
+    if isinstance(refusal := answer.get("error"), dict):
+        raise _error_of(refusal)
+    return answer
+
+
+def _error_of(refusal: dict[str, Any]) -> LlamarackError:
+    """The error that the rack met, as the class that it was there."""
+    classes = [LlamarackError]
+    for known in classes:
+        classes += known.__subclasses__()
+    found = next((known for known in classes if known.code == refusal["code"]), LlamarackError)
+    return found(refusal["message"], hint=refusal["hint"])
 
 
 def nothing_running(paths: RackPaths) -> NothingRunning:

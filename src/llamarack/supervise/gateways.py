@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import psutil
 
@@ -25,6 +26,7 @@ from llamarack.supervise.journal import Journal
 from llamarack.supervise.keeping import ChildSpec, KeptChild, attach_child, fetch_fds, start_child
 from llamarack.supervise.memory_file import SavedGateway
 from llamarack.supervise.table import Table, to_json
+from llamarack.supervise.tally import Tally, total
 from llamarack.supervise.traffic import TrafficLog
 
 _BACKLOG = 1024
@@ -41,6 +43,7 @@ class Counts:
     queued: dict[str, int] = field(default_factory=dict)
     stuck: dict[str, int] = field(default_factory=dict)
     totals: dict[str, float] = field(default_factory=dict)
+    outcomes: dict[str, dict[str, Any]] = field(default_factory=dict)  # by replica, the fields of a Tally
 
 
 class GatewayPool:
@@ -89,6 +92,20 @@ class GatewayPool:
         self._table = table
         for writer in self._links.values():
             self._send(writer, {"table": to_json(table)})
+
+    def apply(self, settings: Gateway) -> None:
+        """Other limits and habits for the workers that run; where they listen stays (see live_settings)."""
+        self.settings = settings
+        for writer in self._links.values():
+            self._send(writer, {"settings": settings.model_dump(mode="json")})
+
+    def tallies(self) -> dict[str, Tally]:
+        """By replica, over all workers."""
+        by_replica: dict[str, list[Tally]] = {}
+        for counts in self.counts.values():
+            for replica, fields in counts.outcomes.items():
+                by_replica.setdefault(replica, []).append(Tally(**fields))
+        return {replica: total(tallies) for replica, tallies in by_replica.items()}
 
     async def serve_link(self, worker: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One worker's connection, until it ends: settings and table go out, counters come in."""

@@ -159,14 +159,20 @@ def slug(name: str) -> str:
 
 
 def _fingerprint(model: Model, group: Group, path: Path, candidate: Candidate, uuids: list[str]) -> str:
-    """Changes when the engine would be started differently, or its file was replaced."""
-    status = path.stat()
+    """Changes when the engine would be started differently, or its file was replaced.
+
+    An automatic split follows the free memory of the moment: an engine that runs has one as good. On the processor the
+    threads of one replica depend on how many there are.
+    """
+    split = None if group.tensor_split == "auto" else candidate.tensor_split
+    files = [path, *([group.engine_binary] if group.engine_binary else [])]
     engine_side = {
         "model": model.model_dump(mode="json", include={"name", "path", "tokenizer", "chat_template"}),
         "group": group.model_dump(mode="json", exclude={"replicas", "gpus"}),
         "cards": uuids,
-        "plan": [candidate.context_tokens, candidate.sequences, candidate.batch_tokens, candidate.tensor_split],
-        "file": [status.st_size, status.st_mtime_ns],
+        "plan": [candidate.context_tokens, candidate.sequences, candidate.batch_tokens, split],
+        "threads": None if uuids else candidate.threads,
+        "files": [[status.st_size, status.st_mtime_ns] for status in (file.stat() for file in files)],
     }
     return hashlib.sha256(orjson.dumps(engine_side)).hexdigest()[:16]
 

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from llamarack.config import Group
+from llamarack.supervise.canary import Trial
 from llamarack.supervise.degrade import Rung
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.replica_record import Death, Degraded, Remembered
@@ -28,6 +29,7 @@ class SavedReplica:
     fingerprint: str
     start_ticks: int | None
     memory: Remembered
+    spec: dict[str, Any] | None = None  # see spec_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,19 @@ class Memory:
     supervisor_pid: int
     gateways: Sequence[SavedGateway]
     replicas: Sequence[SavedReplica]
+    generation: int = 1
+    change: SavedChange | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedChange:
+    """A change in its middle. `old`: specs of the layout that it leaves, which a failure brings back."""
+
+    generation: int
+    deployment: dict[str, Any]
+    old: Sequence[dict[str, Any]]
+    trial: Trial | None
+    going_back: str | None  # why, once it does
 
 
 def write(path: Path, memory: Memory, journal: Journal) -> None:
@@ -49,6 +64,8 @@ def write(path: Path, memory: Memory, journal: Journal) -> None:
     value = {
         "schema_version": SCHEMA_VERSION,
         "supervisor_pid": memory.supervisor_pid,
+        "generation": memory.generation,
+        "change": asdict(memory.change) if memory.change else None,
         "gateways": [
             {"control_socket": str(each.control_socket), "start_ticks": each.start_ticks, "settings": each.settings}
             for each in memory.gateways
@@ -63,6 +80,7 @@ def write(path: Path, memory: Memory, journal: Journal) -> None:
                 "was_ready": each.memory.was_ready,
                 "restarts": each.memory.restarts,
                 "last_death": asdict(each.memory.last_death) if each.memory.last_death else None,
+                "spec": each.spec,
                 "degraded": _degraded_to_json(each.memory.degraded),
             }
             for each in memory.replicas
@@ -94,6 +112,8 @@ def read(path: Path) -> Memory | None:
                 for each in value["gateways"]
             ],
             replicas=[_replica(each) for each in value["replicas"]],
+            generation=value.get("generation", 1),
+            change=_change(value.get("change")),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -114,7 +134,14 @@ def _replica(value: dict[str, Any]) -> SavedReplica:
             last_death=_death(value["last_death"]),
             degraded=_degraded(value.get("degraded")),
         ),
+        spec=value.get("spec"),
     )
+
+
+def _change(value: dict[str, Any] | None) -> SavedChange | None:
+    if value is None:
+        return None
+    return SavedChange(**{**value, "trial": Trial(**value["trial"]) if value["trial"] else None})
 
 
 def _death(value: dict[str, Any] | None) -> Death | None:

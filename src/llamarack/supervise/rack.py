@@ -6,26 +6,16 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 
-from llamarack.config import Deployment, Model
-from llamarack.engine.builds import build_of, with_rpc_devices
-from llamarack.errors import ModelError
-from llamarack.hardware.detect import detect_machine
-from llamarack.hardware.finding import Severity
-from llamarack.model.check import check_identity
-from llamarack.model.read import read_model
-from llamarack.model.spec import ModelSpec
+from llamarack.config import Deployment
 from llamarack.paths import RackPaths
 from llamarack.supervise import memory_file
 from llamarack.supervise.admin import AdminServer
 from llamarack.supervise.journal import Entry
-from llamarack.supervise.layout import lay_out
 from llamarack.supervise.notify import Notifier, status_line, take_notifier
-from llamarack.supervise.own_memory import living_engines, without_engines
+from llamarack.supervise.preparing import prepare, remembered_specs
 from llamarack.supervise.state import State
-from llamarack.supervise.supervisor import Supervisor
-from llamarack.supervise.unbuilt import unbuilt_settings
+from llamarack.supervise.supervisor import Source, Supervisor
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -36,28 +26,19 @@ async def run_rack(
     *,
     on_entry: Callable[[Entry], None],
     once_settled: Callable[[Supervisor, bool], Awaitable[bool]],
+    source: Source | None = None,
 ) -> signal.Signals | None:
     """Serves until SIGINT, SIGTERM or `stop`; a second signal ends the drain early. Returns the first signal.
 
-    `once_settled(supervisor, all_ready)` runs when every replica is ready or failed; returning False ends the rack.
+    `source`: what `reload` reads again. `once_settled(supervisor, all_ready)` runs when every replica is ready or
+    failed; returning False ends the rack.
     Raises ConfigError, ModelError, HardwareError, DoesNotFit before anything is started, EngineError when no start
     worked.
     """
-    machine = await asyncio.to_thread(detect_machine)
-    machine = without_engines(machine, living_engines(memory_file.read(paths.state)))
-    wanted = {model.path_of(group) for model in deployment.models for group in model.groups}
-    wanted |= {path for model in deployment.models for path in model.fallbacks}
-    specs = {path: await asyncio.to_thread(read_model, path) for path in wanted}
-    warnings = unbuilt_settings(deployment) + [
-        warning for model in deployment.models for warning in _judge(model, specs)
-    ]
-    groups = [group for model in deployment.models for group in model.groups]
-    machine = await asyncio.to_thread(with_rpc_devices, machine, groups)
-    layout = lay_out(deployment, machine, specs, build_of=lambda group: build_of(group, machine))
-    for spec in layout:
-        await asyncio.to_thread(spec.adaptor.prepare, spec.group, on_cards=bool(spec.card_uuids))
-    supervisor = Supervisor(deployment, layout, paths)
-    return await run_supervisor(supervisor, on_entry=on_entry, once_settled=once_settled, warnings=warnings)
+    remembered = memory_file.read(paths.state)
+    prepared = await prepare(deployment, remembered, remembered_specs(remembered))
+    supervisor = Supervisor(deployment, prepared.specs, paths, source=source)
+    return await run_supervisor(supervisor, on_entry=on_entry, once_settled=once_settled, warnings=prepared.warnings)
 
 
 async def run_supervisor(
@@ -119,15 +100,3 @@ async def _when_settled(
         notifier.ready()
     if not await once_settled(supervisor, all_ready):
         supervisor.ask_stop()
-
-
-def _judge(model: Model, specs: dict[Path, ModelSpec]) -> list[str]:
-    """Warnings about tokenizer and template of a model's files. Raises ModelError where they cannot belong together."""
-    told = []
-    for path in dict.fromkeys([*(model.path_of(group) for group in model.groups), *model.fallbacks]):
-        for finding in check_identity(specs[path], model.tokenizer):
-            if finding.severity is Severity.ERROR:
-                raise ModelError(f"model `{model.name}`: {finding.subject}: {finding.seen}", hint=finding.fix)
-            if finding.severity is Severity.WARNING and not (model.chat_template and "template" in finding.code):
-                told.append(f"{model.name}: {finding.seen}; {finding.fix}")
-    return told

@@ -95,6 +95,7 @@ class Replica:
         self._deaths_monotonic_s: list[float] = []
         self._asked_stop = asyncio.Event()
         self._asked_drain = asyncio.Event()
+        self._drain_s: float | None = None
         self._asked_start = asyncio.Event()
         self.changed = asyncio.Event()  # set at each transition, for those who wait
 
@@ -114,8 +115,9 @@ class Replica:
     def ask_stop(self) -> None:
         self._asked_stop.set()
 
-    def ask_drain(self) -> None:
-        """Finish what runs, then stop."""
+    def ask_drain(self, within_s: float | None = None) -> None:
+        """Finish what runs, for `within_s` at most (default: the rack's drain time), then stop."""
+        self._drain_s = within_s
         self._asked_drain.set()
 
     def ask_start(self) -> None:
@@ -319,7 +321,8 @@ class Replica:
         """Drains if it was ready and nobody insisted, then ends every process."""
         if self.state is State.READY:
             self._step(Event.DRAIN)
-            waiting = asyncio.create_task(self._world.drained(self.id, self._world.drain_s))
+            within_s = self._world.drain_s if self._drain_s is None else self._drain_s
+            waiting = asyncio.create_task(self._world.drained(self.id, within_s))
             insisted = asyncio.create_task(self._asked_stop.wait())
             exited = asyncio.create_task(self.child.exited.wait()) if self.child else insisted
             await asyncio.wait({waiting, insisted, exited}, return_when=asyncio.FIRST_COMPLETED)

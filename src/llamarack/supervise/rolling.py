@@ -15,11 +15,16 @@ from llamarack.units import format_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """A replica as this decision sees it. `needs_bytes`: by card index, -1 for the host."""
+    """A replica as this decision sees it. `needs_bytes`: its own, by card index, -1 for the host.
+
+    `mapped_path`, `mapped_bytes`: weights on the host, the same pages for every replica of one file.
+    """
 
     id: str
     model: str
     needs_bytes: Mapping[int, int] = field(default_factory=dict)
+    mapped_path: str | None = None
+    mapped_bytes: int = 0
     is_ready: bool = True
 
 
@@ -81,8 +86,9 @@ def next_step(
 ) -> Step | Blocked | None:
     """The step to take now; None when exactly `wanted` runs.
 
-    `running`: every replica that holds memory or a place, the wanted ones among them by the same id. `ready_before`:
-    ready replicas by model when the change began. A model never has fewer than that, or than it shall have when that
+    `running`: every replica that holds memory or a place, the wanted ones among them by the same id. `free_bytes`: by
+    device; mapped weights of what runs count as free there, as the kernel counts them. `ready_before`: ready replicas
+    by model when the change began. A model never has fewer than that, or than it shall have when that
     is less, as long as something that is still to come fits beside what runs. `waits`: whether it is worth waiting for
     replicas that stay and are not ready.
     """
@@ -108,17 +114,17 @@ def next_step(
             return Stop(replica=unit.id)
     if not pending:
         return None
+    room = _room(running, free_bytes)
     for unit in pending:
-        if not _lacks(unit, free_bytes):
+        if not _lacks(unit, running, room):
             return Start(replica=unit.id)
     for unit in pending:
-        victim = _victim(unit, surplus, free_bytes, models, ready)
+        victim = _victim(unit, surplus, running, room, models)
         if victim is not None:
             return Stop(replica=victim.id, makes_room_for=unit.id)
     first = pending[0]
-    device = max(_lacks(first, free_bytes).items(), key=lambda item: item[1])[0]
-    free = free_bytes.get(device, 0)
-    return Blocked(replica=first.id, device=device, needs_bytes=first.needs_bytes[device], free_bytes=free)
+    device, missing = max(_lacks(first, running, room).items(), key=lambda item: item[1])
+    return Blocked(replica=first.id, device=device, needs_bytes=room[device] + missing, free_bytes=room[device])
 
 
 def foreseen(
@@ -141,34 +147,60 @@ def foreseen(
             continue
         sign = -1 if isinstance(step, Start) else 1
         for device, needs in unit.needs_bytes.items():
-            free[device] = free.get(device, 0) + sign * needs
+            if device in free:
+                free[device] += sign * needs
 
 
-def _lacks(unit: Unit, free_bytes: Mapping[int, int]) -> dict[int, int]:
-    """Bytes missing by device."""
-    lacks = {device: needs - free_bytes.get(device, 0) for device, needs in unit.needs_bytes.items()}
+def _room(running: Collection[Unit], free_bytes: Mapping[int, int]) -> dict[int, int]:
+    """What is free beside what runs and the weights that it maps."""
+    mapped = {unit.mapped_path: unit.mapped_bytes for unit in running}
+    return {d: free - (sum(mapped.values()) if d == CPU_INDEX else 0) for d, free in free_bytes.items()}
+
+
+def _taken(units: Collection[Unit], others: Collection[Unit]) -> dict[int, int]:
+    """By device, what `units` hold that `others` do not hold as well."""
+    taken: dict[int, int] = {}
+    for unit in units:
+        for device, needs in unit.needs_bytes.items():
+            taken[device] = taken.get(device, 0) + needs
+    shared = {unit.mapped_path for unit in others}
+    mapped = {unit.mapped_path: unit.mapped_bytes for unit in units if unit.mapped_path not in shared}
+    if any(mapped.values()):
+        taken[CPU_INDEX] = taken.get(CPU_INDEX, 0) + sum(mapped.values())
+    return taken
+
+
+def _lacks(unit: Unit, running: Collection[Unit], room: Mapping[int, int]) -> dict[int, int]:
+    """Bytes missing by device; one whose free memory is not known is left to the engine."""
+    lacks = {d: needs - room[d] for d, needs in _taken([unit], running).items() if d in room}
     return {device: missing for device, missing in lacks.items() if missing > 0}
 
 
 def _victim(
     unit: Unit,
     surplus: Sequence[Unit],
-    free_bytes: Mapping[int, int],
+    running: Sequence[Unit],
+    room: Mapping[int, int],
     models: Collection[str],
-    ready: Mapping[str, int],
 ) -> Unit | None:
     """Who goes first so that `unit` fits; None where all of them together would not give it the room.
 
     Rather one that is enough alone, of a model that leaves the rack, of a model that has more replicas left.
     """
-    lacks = _lacks(unit, free_bytes)
-    for device, missing in lacks.items():
-        if sum(each.needs_bytes.get(device, 0) for each in surplus) < missing:
-            return None
-    helpful = [each for each in surplus if any(each.needs_bytes.get(device, 0) > 0 for device in lacks)]
+    lacks = _lacks(unit, running, room)
+
+    def gives(group: Sequence[Unit]) -> dict[int, int]:
+        return _taken(group, [each for each in running if each not in group])
+
+    def is_enough(group: Sequence[Unit]) -> bool:
+        given = gives(group)
+        return all(given.get(device, 0) >= missing for device, missing in lacks.items())
+
+    if not is_enough(surplus):
+        return None
+    ready = ready_by_model(running)
 
     def rank(each: Unit) -> tuple[bool, bool, int, bool]:
-        is_enough = all(each.needs_bytes.get(device, 0) >= missing for device, missing in lacks.items())
-        return (not is_enough, each.model in models, -ready[each.model], each.model != unit.model)
+        return (not is_enough([each]), each.model in models, -ready[each.model], each.model != unit.model)
 
-    return min(helpful, key=rank)
+    return min((each for each in surplus if any(device in _taken([each], ()) for device in lacks)), key=rank)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from llamarack.supervise.generation import generation_of
 from llamarack.supervise.replica import Replica
 from llamarack.supervise.traffic import traffic_record
 
@@ -20,13 +21,18 @@ _EVENTS_IN_STATUS = 20
 
 
 def status_record(supervisor: Supervisor) -> dict[str, Any]:
-    names = [model.name for model in supervisor.deployment.models]
+    names = dict.fromkeys(model.name for model in supervisor.models)
+    names |= dict.fromkeys(replica.spec.model.name for replica in supervisor.replicas)  # one that is still to be ready
+    source = supervisor.source
     return {
         "schema_version": SCHEMA_VERSION,
         "rack": supervisor.paths.name,
         "time_unix_s": time.time(),
         "started_unix_s": supervisor.started_unix_s,
         "draining": supervisor.draining,
+        "generation": supervisor.generation,
+        "change": supervisor.change.record() if supervisor.change else None,
+        "source": {"path": str(source.path), "host": source.host, "port": source.port} if source else None,
         "deployment_sha256": supervisor.deployment_sha256,
         "models": [
             {
@@ -80,6 +86,8 @@ def _replica(supervisor: Supervisor, replica: Replica) -> dict[str, Any]:
     death = replica.last_death
     return {
         "id": replica.id,
+        "generation": generation_of(replica.id),
+        "share": supervisor.shares.get(replica.id),
         "engine": replica.spec.group.engine,
         "state": replica.state.value,
         "pid": pid,

@@ -9,30 +9,46 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import re
+import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from llamarack.config import Deployment, Group
+from llamarack.config import Deployment, Group, Model
+from llamarack.engine.adaptor import Adaptor
 from llamarack.engine.builds import build_of, with_rpc_devices
-from llamarack.errors import EngineError, UsageError
+from llamarack.errors import DoesNotFit, EngineError, UsageError
 from llamarack.hardware.detect import detect_machine
 from llamarack.model.read import read_model
 from llamarack.paths import RackPaths, make_private
 from llamarack.plan.devices import claim
-from llamarack.supervise import memory_file
+from llamarack.plan.record import CPU_INDEX
+from llamarack.supervise import generation, memory_file
+from llamarack.supervise.canary import Trial
+from llamarack.supervise.change import Change, Outcome, in_words, is_leaving
 from llamarack.supervise.effective import deployment_sha256
 from llamarack.supervise.gateways import GatewayPool
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.keeping import KeptChild, attach_child
 from llamarack.supervise.layout import plan_again
+from llamarack.supervise.live_settings import require_changeable
 from llamarack.supervise.replica import Replica
 from llamarack.supervise.replica_record import Remembered, ReplicaSpec
 from llamarack.supervise.slot_watch import SlotWatch
+from llamarack.supervise.spec_json import deployment_from_json, spec_from_json, spec_to_json
 from llamarack.supervise.state import RestartPolicy, State
 from llamarack.supervise.table import ModelRow, ReplicaRow, Table
+from llamarack.supervise.tally import Tally
+
+if TYPE_CHECKING:
+    from llamarack.supervise.preparing import Prepared
 
 _STOP_TIMEOUT_S = 90.0
+_CHANGE = "-"  # among the tasks; no replica is called so
+_REPLICA_FILE = re.compile(r"(.+-\d+(?:-g\d+)?)(?:\.log(?:\.\d)?)?")
 _QUIET_S = 0.6  # longer than the gateways take to report that they are idle
 
 
@@ -112,6 +128,16 @@ def plan_on_this_machine(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What a rack was started from, for a command that reads it again: a deployment file or a model, and what the
+    command line said instead of the file."""
+
+    path: Path
+    host: str | None = None
+    port: int | None = None
+
+
 class Supervisor:
     """`start()`, then `run()` until `ask_stop()`; `table()` and `replicas` are for reading."""
 
@@ -122,23 +148,29 @@ class Supervisor:
         paths: RackPaths,
         *,
         planner: Planner | None = None,
+        source: Source | None = None,
     ) -> None:
         self.deployment = deployment
+        self.source = source
         self.paths = paths
         self._planner = planner or plan_on_this_machine
         self.journal = Journal(paths.events)
-        self.restarts = RestartPolicy(
-            max_restarts=deployment.supervise.restarts.max, window_s=deployment.supervise.restarts.window_s
-        )
+        self.restarts = _restart_policy(deployment)
         self.drain_s = deployment.supervise.drain_s
-        self.replicas = [Replica(spec, self) for spec in specs]
+        self.replicas: list[Replica] = []
+        self.generation = 1
+        self.change: Change | None = None  # the newest
+        self.shares: dict[str, float] = {}
         self.gateways = GatewayPool(deployment.gateway, deployment.supervise.stuck_request_s, paths, self.journal)
         self.started_unix_s = time.time()
         self.draining = False
+        self._specs = list(specs)  # what the file asks for
         self._lock = RackLock(paths.lock)
         self._version = 0
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by replica, and the change
         self._slot_watch: asyncio.Task[None] | None = None
+        self._ever_ready = False
+        self._moved = asyncio.Event()
         self._asked_stop = asyncio.Event()
         self._insisted = asyncio.Event()
         self.on_change: list[Callable[[], None]] = []  # called after every change of the table
@@ -159,8 +191,11 @@ class Supervisor:
     def changed(self) -> None:
         """The table moved: tell the gateways and remember it."""
         self._version += 1
+        self._ever_ready |= any(replica.state is State.READY for replica in self.replicas)
         self.gateways.publish(self.table())
         self._remember()
+        self._moved.set()
+        self._moved = asyncio.Event()
         for callback in self.on_change:
             callback()
 
@@ -178,6 +213,148 @@ class Supervisor:
         waiting = [each.spec for each in self.replicas if each is not was and each.child is None]
         return await asyncio.to_thread(self._planner, self.deployment, was.asked_spec, group, path, waiting)
 
+    # -- what a change needs (change.Rack) ----------------------------------------------------------------------
+
+    def add(self, spec: ReplicaSpec) -> Replica:
+        replica = Replica(spec, self)
+        self.replicas.append(replica)
+        self._run(replica)
+        self.changed()
+        return replica
+
+    async def retire(self, replica: Replica, *, patiently: bool) -> None:
+        longest_s = max(self.drain_s, self.deployment.gateway.request_timeout_s)
+        replica.ask_drain(within_s=longest_s if patiently else None)
+        task = self._tasks.get(replica.id)
+        if task is not None:
+            await asyncio.wait({task})
+            del self._tasks[replica.id]
+            task.result()  # a fault of ours
+        self.replicas.remove(replica)
+        self.changed()
+
+    async def free_bytes(self) -> Mapping[int, int]:
+        """By card index, -1 for the host."""
+        machine = await asyncio.to_thread(detect_machine)
+        cards = {card.index: card.memory_free_bytes for card in machine.cards}
+        known = {index: free for index, free in cards.items() if free is not None}
+        return {**known, CPU_INDEX: machine.host.memory_available_bytes}
+
+    def tallies(self) -> Mapping[str, Tally]:
+        return self.gateways.tallies()
+
+    def commit(self, change: Change) -> None:
+        self.deployment = change.deployment
+        self.generation = change.generation
+        self.restarts = _restart_policy(change.deployment)
+        self.drain_s = change.deployment.supervise.drain_s
+        self.gateways.apply(change.deployment.gateway)
+        self._watch_slots()
+        for replica in [each for each in self.replicas if each.id not in change.new]:
+            replica.ask_stop()  # failed long before, and not part of the new layout
+            self._tasks.pop(replica.id, None)
+            self.replicas.remove(replica)
+        order = list(change.new)
+        self.replicas.sort(key=lambda replica: order.index(replica.id))
+        for replica in self.replicas:
+            replica.asked_spec = change.new[replica.id]
+            if not replica.rungs:
+                replica.spec = replica.asked_spec
+        self._drop_files({*change.new, *change.old})
+
+    def _drop_files(self, kept: Collection[str]) -> None:
+        """Logs and settings of replicas that were replaced before the newest change; those of it stay to be read."""
+        for path in [*self.paths.logs.glob("*.log*"), *(self.paths.folder / "replicas").glob("*")]:
+            found = _REPLICA_FILE.fullmatch(path.name)
+            if found is None or found[1] in kept or found[1].startswith("gateway-"):
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+    def adaptors(self) -> Mapping[str, Adaptor]:
+        from llamarack.engine import ADAPTORS  # here, since most commands only ask a rack
+
+        return ADAPTORS
+
+    async def prepare(self, deployment: Deployment) -> Prepared:
+        """Raises what `preparing.prepare` raises; starts nothing."""
+        from llamarack.supervise import preparing  # same
+
+        return await preparing.prepare(deployment, self._memory(), [each.asked_spec for each in self.replicas])
+
+    async def reload(
+        self,
+        deployment: Deployment,
+        *,
+        source: Source | None = None,
+        restart: bool = False,
+        trial: Trial | None = None,
+        dry_run: bool = False,
+    ) -> dict[str, Any]:
+        """Begins the change to another deployment, or tells (`dry_run`) what it would do.
+
+        `restart`: replaces also replicas that are what the file asks for. Raises UsageError for what cannot change or
+        while another change runs, DoesNotFit, and what `prepare` raises.
+        """
+        self._require_no_change()
+        require_changeable(self.deployment, deployment, rack=self.paths.name)
+        prepared = await self.prepare(deployment)
+        self._require_no_change()  # another command may have been faster
+        present = [
+            generation.Present(
+                id=replica.id,
+                fingerprint="" if restart else replica.spec.fingerprint,
+                is_ready=replica.state is State.READY,
+            )
+            for replica in self.replicas
+            if not is_leaving(replica.state)
+        ]
+        old = [replica.spec for replica in self.replicas if not is_leaving(replica.state)]
+        number = self.generation + 1
+        new = generation.matched(present, prepared.specs, number)
+        change = Change(self, generation=number, deployment=deployment, old=old, new=new, trial=trial)
+        steps, blocked = change.foresee(await self.free_bytes())
+        if blocked is not None:
+            raise DoesNotFit(f"no room: {blocked.words}", hint="llamarack plan shows what fits")
+        if trial is not None and not change.on_trial():
+            raise UsageError(
+                "there is nothing to try out: the file changes no replica of a model that runs",
+                hint="llamarack reload without --canary; --restart replaces unchanged replicas too",
+            )
+        told = {
+            "generation": number,
+            "steps": in_words(steps),
+            "unchanged": not steps and deployment == self.deployment,
+            "warnings": list(prepared.warnings),
+        }
+        if dry_run or told["unchanged"]:
+            return told
+        if source is not None:
+            self.source = source
+        for warning in prepared.warnings:
+            self.journal.warn("settings", warning)
+        self._begin(change)
+        return told
+
+    def _require_no_change(self) -> None:
+        if self._asked_stop.is_set():
+            raise UsageError(f"rack `{self.paths.name}` is stopping", hint=f"llamarack status --rack {self.paths.name}")
+        if self.change is not None and self.change.outcome is Outcome.RUNNING:
+            raise UsageError(
+                f"rack `{self.paths.name}` is changing to generation {self.change.generation} already",
+                hint=f"llamarack status --rack {self.paths.name} follows it; llamarack reload --abort brings it back",
+            )
+
+    def _begin(self, change: Change) -> None:
+        self.change = change
+        self._tasks[_CHANGE] = asyncio.create_task(change.run(), name="change")
+        self.changed()
+
+    def _run(self, replica: Replica, child: KeptChild | None = None, memory: Remembered | None = None) -> None:
+        self._tasks[replica.id] = asyncio.create_task(replica.run(child, memory), name=f"replica {replica.id}")
+
     # -- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -191,7 +368,7 @@ class Supervisor:
         self._lock.take(self.paths.name)
         try:
             remembered = memory_file.read(self.paths.state)
-            adopted = await self._take_back(remembered)
+            adopted, resumed = await self._take_back(remembered)
             await self.gateways.open_port(remembered.gateways if remembered else [])
         except BaseException:
             self._lock.drop()
@@ -200,11 +377,14 @@ class Supervisor:
         self.changed()
         for replica in self.replicas:
             child, memory = adopted.get(replica.id, (None, None))
-            self._tasks.append(asyncio.create_task(replica.run(child, memory), name=f"replica {replica.id}"))
+            self._run(replica, child, memory)
+        if resumed is not None:
+            for replica in self.replicas:  # its first look is at what was taken back
+                while replica.state is State.STOPPED and not self._tasks[replica.id].done():
+                    await replica.changed.wait()
+            self._begin(resumed)
         await self.gateways.start()
-        least = self.deployment.supervise.slots_idle_min
-        if least:
-            self._slot_watch = asyncio.create_task(SlotWatch(least, self.journal, self._idle_slots).run())
+        self._watch_slots()
         self.changed()
 
     async def run(self) -> None:
@@ -216,9 +396,11 @@ class Supervisor:
         hopeless = asyncio.create_task(self._until_hopeless())
         try:
             while not stop.done() and not hopeless.done():
-                running = [task for task in self._tasks if not task.done()]
-                await asyncio.wait({stop, hopeless, *running}, return_when=asyncio.FIRST_COMPLETED)
-                for task in self._tasks:
+                running = [task for task in self._tasks.values() if not task.done()]
+                moved = asyncio.create_task(self._moved.wait())  # a change brings new tasks
+                await asyncio.wait({stop, hopeless, moved, *running}, return_when=asyncio.FIRST_COMPLETED)
+                moved.cancel()
+                for task in self._tasks.values():
                     if task.done() and not task.cancelled():
                         task.result()  # a fault of ours ends the rack
         finally:
@@ -238,13 +420,9 @@ class Supervisor:
     async def until_settled(self) -> bool:
         """Waits until every replica is ready or will not be soon. True: all ready."""
         settled = {State.READY, State.FAILED, State.STOPPED}
-        while True:
-            if all(replica.state in settled for replica in self.replicas):
-                return all(replica.state is State.READY for replica in self.replicas)
-            await asyncio.wait(
-                [asyncio.create_task(replica.changed.wait()) for replica in self.replicas],
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+        while self._changing() or not all(replica.state in settled for replica in self.replicas):
+            await self._moved.wait()
+        return all(replica.state is State.READY for replica in self.replicas)
 
     async def drain_replica(self, name: str) -> bool:
         """Takes one replica out after its running requests; False when there is no such replica."""
@@ -253,6 +431,15 @@ class Supervisor:
             return False
         replica.ask_drain()
         return True
+
+    @property
+    def models(self) -> list[Model]:
+        """What clients can ask for: the file's, and in a change what comes or goes for as long as it is ready."""
+        served = {model.name: model for model in self.deployment.models}
+        for replica in self.replicas:
+            if replica.state is State.READY:
+                served.setdefault(replica.spec.model.name, replica.spec.model)
+        return list(served.values())
 
     def table(self) -> Table:
         return Table(
@@ -265,7 +452,7 @@ class Supervisor:
                     defaults=model.defaults,
                     max_output_tokens=model.max_output_tokens,
                 )
-                for model in self.deployment.models
+                for model in self.models
             ),
             replicas=tuple(
                 ReplicaRow(
@@ -277,6 +464,7 @@ class Supervisor:
                     slots=replica.spec.candidate.sequences,
                     context_tokens=replica.spec.candidate.context_tokens,
                     kv_tokens=replica.spec.candidate.context_tokens if replica.spec.candidate.kv_unified else None,
+                    share=self.shares.get(replica.id),
                 )
                 for replica in self.replicas
             ),
@@ -284,70 +472,130 @@ class Supervisor:
 
     # -- inside -------------------------------------------------------------------------------------------------
 
+    def _changing(self) -> bool:
+        return self.change is not None and self.change.outcome is Outcome.RUNNING
+
     async def _take_back(
         self, remembered: memory_file.Memory | None
-    ) -> dict[str, tuple[KeptChild | None, Remembered | None]]:
-        """Attaches to engines that outlived their supervisor; ends those that the file no longer describes."""
+    ) -> tuple[dict[str, tuple[KeptChild, Remembered]], Change | None]:
+        """Attaches to engines that outlived their supervisor and fills `replicas`.
+
+        What the file no longer describes serves on until a change has replaced it: that change comes back too, also
+        one in whose middle the supervisor died.
+        """
         if remembered is None:
-            return {}
-        fingerprints = {replica.id: replica.spec.fingerprint for replica in self.replicas}
-        adopted: dict[str, tuple[KeptChild | None, Remembered | None]] = {}
-        for saved in remembered.replicas:
-            child = await attach_child(saved.memory.control_socket)
-            if child is None:
-                continue
-            known = fingerprints.get(saved.id) == saved.fingerprint
-            if known and child.exit is None and child.start_ticks == saved.start_ticks:
-                adopted[saved.id] = (child, saved.memory)
-                continue
-            if child.exit is None:
-                self.journal.note("ended_leftover", "an engine that the file no longer describes", replica=saved.id)
-                await child.stop()
-            await child.release()
-        return adopted
+            self.replicas = [Replica(spec, self) for spec in self._specs]
+            return {}, None
+        self.generation = remembered.generation
+        attached = [each for saved in remembered.replicas if (each := await self._attach(saved)) is not None]
+        number = self.generation + 1
+        present = [generation.Present(id=saved.id, fingerprint=saved.fingerprint) for saved, _ in attached]
+        wanted = generation.matched(present, self._specs, number)
+        by_id = {spec.id: spec for spec in wanted}
+        adopted: dict[str, tuple[KeptChild, Remembered]] = {}
+        left_over: dict[str, ReplicaSpec] = {}
+        for saved, child in attached:
+            if saved.id not in by_id:
+                spec = spec_from_json(saved.spec, self.adaptors()) if saved.memory.was_ready else None
+                if spec is None:
+                    self.journal.note("ended_leftover", "an engine that the file no longer describes", replica=saved.id)
+                    await child.stop()
+                    await child.release()
+                    continue
+                left_over[saved.id] = spec
+            adopted[saved.id] = (child, saved.memory)
+        broken_off = remembered.change
+        if not left_over and broken_off is None:
+            self.replicas = [Replica(spec, self) for spec in wanted]
+            return adopted, None
+        here = {**left_over, **{id: spec for id, spec in by_id.items() if id in adopted}}
+        self.replicas = [Replica(spec, self) for spec in here.values()]
+        return adopted, self._resumed(broken_off, number, here, wanted)
+
+    async def _attach(self, saved: memory_file.SavedReplica) -> tuple[memory_file.SavedReplica, KeptChild] | None:
+        child = await attach_child(saved.memory.control_socket)
+        if child is None:
+            return None
+        if child.exit is None and child.start_ticks == saved.start_ticks:
+            return saved, child
+        if child.exit is None:
+            await child.stop()
+        await child.release()
+        return None
+
+    def _resumed(
+        self,
+        broken_off: memory_file.SavedChange | None,
+        number: int,
+        here: Mapping[str, ReplicaSpec],
+        wanted: Sequence[ReplicaSpec],
+    ) -> Change:
+        """The change from what is still there to what the file asks for now. `here`: what runs, by id.
+
+        One that was going back goes back; one on trial is tried anew, if the file still asks for the same.
+        """
+        if broken_off is None:
+            self.journal.note(
+                "change_resumed", "engines run that the file no longer describes: they serve until replaced"
+            )
+            return Change(self, generation=number, deployment=self.deployment, old=list(here.values()), new=wanted)
+        saved = [spec_from_json(value, self.adaptors()) for value in broken_off.old]
+        old = [spec for spec in saved if spec is not None]
+        is_same = deployment_from_json(broken_off.deployment) == self.deployment
+        self.journal.note(
+            "change_resumed",
+            f"the change to generation {broken_off.generation} was broken off in its middle; it goes on",
+        )
+        return Change(
+            self,
+            generation=number,
+            deployment=self.deployment,
+            old=old,
+            new=wanted,
+            trial=broken_off.trial if is_same and any(spec.id in here for spec in old) else None,
+            going_back=broken_off.going_back if is_same else None,
+        )
 
     def _remember(self) -> None:
-        memory_file.write(
-            self.paths.state,
-            memory_file.Memory(
-                supervisor_pid=os.getpid(),
-                gateways=self.gateways.remembered(),
-                replicas=[
-                    memory_file.SavedReplica(
-                        id=replica.id,
-                        fingerprint=replica.spec.fingerprint,
-                        start_ticks=replica.child.start_ticks,
-                        memory=Remembered(
-                            endpoint=replica.endpoint,
-                            control_socket=replica.child.control_socket,
-                            was_ready=replica.state is State.READY,
-                            restarts=replica.restarts,
-                            last_death=replica.last_death,
-                            degraded=replica.degraded,
-                        ),
-                    )
-                    for replica in self.replicas
-                    if replica.child is not None and replica.endpoint is not None
-                ],
-            ),
-            self.journal,
+        memory_file.write(self.paths.state, self._memory(), self.journal)
+
+    def _memory(self) -> memory_file.Memory:
+        return memory_file.Memory(
+            supervisor_pid=os.getpid(),
+            gateways=self.gateways.remembered(),
+            generation=self.generation,
+            change=self.change.saved() if self.change is not None else None,
+            replicas=[
+                memory_file.SavedReplica(
+                    id=replica.id,
+                    fingerprint=replica.spec.fingerprint,
+                    start_ticks=replica.child.start_ticks,
+                    memory=Remembered(
+                        endpoint=replica.endpoint,
+                        control_socket=replica.child.control_socket,
+                        was_ready=replica.state is State.READY,
+                        restarts=replica.restarts,
+                        last_death=replica.last_death,
+                        degraded=replica.degraded,
+                    ),
+                    spec=spec_to_json(replica.asked_spec),
+                )
+                for replica in self.replicas
+                if replica.child is not None and replica.endpoint is not None
+            ],
         )
 
     async def _until_hopeless(self) -> None:
         """Returns once every replica has failed and none was ever ready: a start that did not work."""
-        while True:
-            never_ready = all(replica.start_seconds is None for replica in self.replicas)
-            if never_ready and all(replica.state is State.FAILED for replica in self.replicas):
-                return
-            if not never_ready:
-                await asyncio.Event().wait()
-            await asyncio.wait(
-                [asyncio.create_task(replica.changed.wait()) for replica in self.replicas],
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+        while (
+            self._ever_ready or self._changing() or not all(replica.state is State.FAILED for replica in self.replicas)
+        ):
+            await self._moved.wait()
 
     def _why_hopeless(self) -> EngineError:
         death = next((replica.last_death for replica in self.replicas if replica.last_death), None)
+        if not self.replicas:
+            return EngineError("nothing is left that could serve", hint=f"read {self.paths.events}")
         first = self.replicas[0]
         if death is None:
             return EngineError("no replica became ready", hint=f"read {first.log_path}")
@@ -355,6 +603,14 @@ class Supervisor:
         return EngineError(
             f"no replica became ready: {death.message}\nlast lines of {first.log_path}:\n{tail}", hint=death.hint
         )
+
+    def _watch_slots(self) -> None:
+        if self._slot_watch is not None:
+            self._slot_watch.cancel()
+            self._slot_watch = None
+        least = self.deployment.supervise.slots_idle_min
+        if least:
+            self._slot_watch = asyncio.create_task(SlotWatch(least, self.journal, self._idle_slots).run())
 
     def _idle_slots(self) -> dict[str, int]:
         """By model, of its ready replicas; a model without one has other events."""
@@ -367,6 +623,9 @@ class Supervisor:
         return idle
 
     async def _shut_down(self) -> None:
+        if (change := self._tasks.pop(_CHANGE, None)) is not None:
+            change.cancel()
+            await asyncio.gather(change, return_exceptions=True)
         if self._slot_watch is not None:
             self._slot_watch.cancel()
         self.draining = True
@@ -382,7 +641,8 @@ class Supervisor:
         for replica in self.replicas:
             replica.ask_stop()
         await self.gateways.stop()
-        done, late = await asyncio.wait(self._tasks, timeout=_STOP_TIMEOUT_S) if self._tasks else (set(), set())
+        tasks = self._tasks.values()
+        done, late = await asyncio.wait(tasks, timeout=_STOP_TIMEOUT_S) if tasks else (set(), set())
         for task in late:
             task.cancel()
         await asyncio.gather(*done, *late, return_exceptions=True)
@@ -391,3 +651,8 @@ class Supervisor:
                 leftover.unlink()
         self.journal.note("rack_stopped", "stopped")
         self._lock.drop()
+
+
+def _restart_policy(deployment: Deployment) -> RestartPolicy:
+    restarts = deployment.supervise.restarts
+    return RestartPolicy(max_restarts=restarts.max, window_s=restarts.window_s)

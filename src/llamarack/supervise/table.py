@@ -14,7 +14,8 @@ from llamarack.supervise.state import State
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaRow:
     """One replica. `slots`: sequences it takes at once; `context_tokens`: of one sequence. `kv_tokens`: of a KV cache
-    that its sequences share, where the plan knows it; None: each has its own, or the engine tells."""
+    that its sequences share, where the plan knows it; None: each has its own, or the engine tells. `share`: on trial,
+    it gets this fraction of its model's requests; None: its part of the rest."""
 
     id: str
     model: str
@@ -24,6 +25,7 @@ class ReplicaRow:
     slots: int
     context_tokens: int
     kv_tokens: int | None = None
+    share: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,7 @@ def to_json(table: Table) -> dict[str, Any]:
                 "slots": row.slots,
                 "context_tokens": row.context_tokens,
                 "kv_tokens": row.kv_tokens,
+                "share": row.share,
             }
             for row in table.replicas
         ],
