@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-dev
 
-.PHONY: demo test check test-java test-vllm test-gpu proof-kills proof-fuzz proof-model-fuzz proof-embed-cycles install install-dev clean
+.PHONY: demo test check test-java test-vllm test-gpu proof-kills proof-chaos docs-faults proof-fuzz proof-model-fuzz proof-embed-cycles install install-dev clean
 
 demo: $(INSTALLED)
 	@$(BIN)/llamarack demo
@@ -31,6 +31,13 @@ test-gpu: $(DEVELOPMENT)
 # Long forms of what `make test` does shortly.
 proof-kills: $(DEVELOPMENT)
 	LLAMARACK_KILLS=200 $(BIN)/python -m pytest tests/supervise/test_kills.py
+
+proof-chaos: $(DEVELOPMENT)
+	LLAMARACK_CHAOS_S=1800 $(BIN)/python -m pytest -s tests/supervise/test_chaos.py
+
+# docs/faults.md from the tests' marks and times.
+docs-faults: $(DEVELOPMENT)
+	$(BIN)/python -m tests.supervise.faults
 
 proof-fuzz: $(DEVELOPMENT)
 	$(BIN)/python -m benchmarks.fuzz_api

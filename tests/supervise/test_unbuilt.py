@@ -14,8 +14,5 @@ def test_each_setting_without_effect_is_named() -> None:
     text = """
 models: [{name: a, path: a.gguf}]
 gateway: {routing: session}
-supervise: {webhook: "http://127.0.0.1/hook", stuck_request_s: 20, slots_idle_min: 1, sample_s: 1}
 """
-    told = " ".join(unbuilt_settings(parse(text).deployment))
-    for name in ("routing", "webhook", "stuck_request_s", "slots_idle_min", "sample_s"):
-        assert name in told
+    assert "routing" in " ".join(unbuilt_settings(parse(text).deployment))

@@ -15,24 +15,30 @@ from rich.table import Table
 from llamarack.cli.console import data, people, print_entry, print_json
 from llamarack.cli.serve import StateDir
 from llamarack.errors import UsageError
-from llamarack.paths import rack_paths
+from llamarack.paths import RackPaths, rack_paths
 from llamarack.paths import state_dir as state_folder
+from llamarack.supervise import admin
 from llamarack.supervise.admin import ask
 from llamarack.supervise.journal import Entry
 from llamarack.supervise.supervisor import is_running
 from llamarack.units import format_bytes, format_duration
 
+_FOLLOWED_FROM = 10
 _STYLES = {"ready": "green", "failed": "red", "backoff": "red", "stopped": "dim"}
 
 
 def status(
     rack: Annotated[str | None, typer.Option(help="Which rack; default: the only one that runs.")] = None,
     events: Annotated[int, typer.Option("--events", min=0, help="Show this many of the newest events.")] = 0,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Events as they happen, until Ctrl-C.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the record.")] = False,
     state_dir: StateDir = None,
 ) -> None:
     """Show models, replicas, restarts and their causes."""
     paths = rack_paths(rack or the_running_rack(state_dir), state_dir)
+    if follow:
+        asyncio.run(_follow(paths, events or _FOLLOWED_FROM, json))
+        return
     if events:
         record = asyncio.run(ask(paths, {"op": "events", "limit": events}))
         if json:
@@ -46,6 +52,14 @@ def status(
         print_json(orjson.dumps(record))
     else:
         _print(record)
+
+
+async def _follow(paths: RackPaths, limit: int, json: bool) -> None:
+    async for entry in admin.follow(paths, limit):
+        if json:
+            print_json(orjson.dumps(entry))
+        else:
+            print_entry(Entry(**entry))
 
 
 def the_running_rack(given: Path | None) -> str:
@@ -86,7 +100,7 @@ def _row(model: str, replica: dict[str, Any]) -> list[str]:
     return [
         escape(model),
         replica["id"],
-        f"[{style}]{replica['state']}[/]",
+        f"[{style}]{replica['state']}[/]{_progress(replica)}",
         replica["engine"],
         str(replica["pid"] or "–"),
         f"{replica['running']}/{replica['slots_total']}",
@@ -95,6 +109,11 @@ def _row(model: str, replica: dict[str, Any]) -> list[str]:
         format_bytes(replica["actual"]["resident_bytes"]),
         str(replica["restarts"]),
     ]
+
+
+def _progress(replica: dict[str, Any]) -> str:
+    loading = replica["loading"]
+    return "" if loading is None or loading["fraction"] is None else f" {100 * loading['fraction']:.0f} %"
 
 
 def _print_degraded(replica: dict[str, Any]) -> None:

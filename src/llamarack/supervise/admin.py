@@ -1,7 +1,8 @@
 """The rack's admin socket: one JSON object a line, for the commands of this user and for gateway workers.
 
-Requests: `status`, `events`, `stop`, `drain` (a replica or the rack), and `gateway`, which turns the connection into a
-worker's link. The socket lies in a folder of mode 0700; there is no other guard.
+Requests: `status`, `events`, `stop`, `drain` (a replica or the rack); `follow`, after which the connection gets every
+event as it happens; and `gateway`, which turns the connection into a worker's link. The socket lies in a folder of mode
+0700; there is no other guard.
 """
 
 from __future__ import annotations
@@ -9,16 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import AsyncIterator
+from dataclasses import asdict
 from typing import Any
 
+import orjson
 import psutil
 
 from llamarack.errors import NothingRunning
 from llamarack.paths import RackPaths
+from llamarack.supervise.journal import Entry
 from llamarack.supervise.status import events_record, status_record
 from llamarack.supervise.supervisor import Supervisor, is_running, lock_holder
 
 _MAX_LINE_BYTES = 4 * 1024**2
+_FOLLOW_MAX = 1024  # entries that a slow reader may lag behind
 
 
 class AdminServer:
@@ -48,6 +54,9 @@ class AdminServer:
                 if request["op"] == "gateway":
                     await self._supervisor.gateways.serve_link(request["worker"], reader, writer)
                     return
+                if request["op"] == "follow":
+                    await self._follow(int(request["limit"]), reader, writer)
+                    return
                 writer.write(json.dumps(await self._answer(request)).encode() + b"\n")
                 await writer.drain()
         except (OSError, ValueError, KeyError):
@@ -55,6 +64,32 @@ class AdminServer:
         finally:
             self._open.discard(writer)
             writer.close()
+
+    async def _follow(self, limit: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """The newest entries and then each new one, until the reader leaves or lags too far behind."""
+        journal = self._supervisor.journal
+        queue: asyncio.Queue[Entry] = asyncio.Queue(_FOLLOW_MAX)
+
+        def take(entry: Entry) -> None:
+            with contextlib.suppress(asyncio.QueueFull):
+                queue.put_nowait(entry)
+
+        for entry in list(journal.recent)[-limit:] if limit else ():
+            queue.put_nowait(entry)
+        journal.on_entry.append(take)
+        leaving = asyncio.create_task(reader.read())
+        try:
+            while not queue.full():
+                coming = asyncio.create_task(queue.get())
+                await asyncio.wait({coming, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                if not coming.done():
+                    coming.cancel()
+                    return
+                writer.write(orjson.dumps(asdict(coming.result()), option=orjson.OPT_APPEND_NEWLINE, default=str))
+                await writer.drain()
+        finally:
+            leaving.cancel()
+            journal.on_entry.remove(take)
 
     async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         supervisor = self._supervisor
@@ -84,6 +119,21 @@ async def ask(paths: RackPaths, request: dict[str, Any], *, timeout_s: float = 1
             return answer
     except (OSError, ValueError, TimeoutError) as error:
         raise nothing_running(paths) from error
+
+
+async def follow(paths: RackPaths, limit: int) -> AsyncIterator[dict[str, Any]]:
+    """The newest `limit` events of a running rack and each new one, until it ends. Raises NothingRunning."""
+    try:
+        reader, writer = await asyncio.open_unix_connection(str(paths.admin_socket), limit=_MAX_LINE_BYTES)
+    except OSError as error:
+        raise nothing_running(paths) from error
+    try:
+        writer.write(json.dumps({"op": "follow", "limit": limit}).encode() + b"\n")
+        with contextlib.suppress(ConnectionError):
+            while line := await reader.readline():
+                yield json.loads(line)
+    finally:
+        writer.close()
 
 
 def nothing_running(paths: RackPaths) -> NothingRunning:

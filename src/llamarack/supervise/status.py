@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from llamarack.supervise.replica import Replica
+from llamarack.supervise.state import State
 
 if TYPE_CHECKING:
     from llamarack.supervise.supervisor import Supervisor
@@ -35,6 +36,8 @@ def status_record(supervisor: Supervisor) -> dict[str, Any]:
             for name in names
         ],
         "gateway": _gateway(supervisor),
+        "cards": supervisor.watch.cards.record(),
+        "host": supervisor.watch.host.record(),
         "events": [asdict(entry) for entry in list(supervisor.journal.recent)[-_EVENTS_IN_STATUS:]],
     }
 
@@ -82,6 +85,7 @@ def _replica(supervisor: Supervisor, replica: Replica) -> dict[str, Any]:
             "message": death.message,
             "hint": death.hint,
         },
+        "loading": _loading(replica),
         "ready_since_unix_s": replica.ready_since_unix_s,
         "start_seconds": replica.start_seconds,
         "endpoint": replica.endpoint.shown if replica.endpoint else None,
@@ -97,12 +101,27 @@ def _replica(supervisor: Supervisor, replica: Replica) -> dict[str, Any]:
             "speed": asdict(candidate.predicted),
         },
         "actual": {
+            "private_bytes": supervisor.watch.private_bytes(replica.id),
             "resident_bytes": _resident_bytes(pid),
             "card_held_bytes": replica.card_held_bytes,
             "terms": [asdict(check) for check in replica.memory_checks],
         },
         "degraded_from": _degraded_from(replica),
         "log": str(replica.log_path),
+    }
+
+
+def _loading(replica: Replica) -> dict[str, Any] | None:
+    """How far a load is; None unless it loads. `fraction` is None where neither its log nor its memory tells."""
+    load = replica.load
+    if load is None or replica.state is not State.LOADING:
+        return None
+    return {
+        "fraction": load.state.fraction,
+        "seconds": time.monotonic() - load.started_s,
+        "deadline_s": load.deadline_s,
+        "resident_bytes": load.state.resident_bytes,
+        "read_bytes": load.state.read_bytes,
     }
 
 

@@ -14,20 +14,24 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from llamarack.config import Deployment, Group
-from llamarack.errors import EngineError, UsageError
+from llamarack.errors import EngineError, HardwareError, UsageError
 from llamarack.hardware.detect import detect_machine
 from llamarack.model.read import read_model
 from llamarack.paths import RackPaths, make_private
 from llamarack.plan.devices import claim
 from llamarack.supervise import memory_file
+from llamarack.supervise.card_room import card_shortage
 from llamarack.supervise.gateways import GatewayPool
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.keeping import KeptChild, attach_child
 from llamarack.supervise.layout import plan_again
+from llamarack.supervise.own_memory import engine_memory, without_engines
 from llamarack.supervise.replica import Replica
 from llamarack.supervise.replica_record import Remembered, ReplicaSpec
 from llamarack.supervise.state import RestartPolicy, State
 from llamarack.supervise.table import ModelRow, ReplicaRow, Table
+from llamarack.supervise.watch import Watch
+from llamarack.supervise.webhook import Webhook
 
 _STOP_TIMEOUT_S = 90.0
 _QUIET_S = 0.6  # longer than the gateways take to report that they are idle
@@ -85,13 +89,19 @@ def lock_holder(paths: RackPaths) -> int | None:
         return None
 
 
-Planner = Callable[[Deployment, ReplicaSpec, Group, Path, Sequence[ReplicaSpec]], ReplicaSpec]
+Planner = Callable[[Deployment, ReplicaSpec, Group, Path, Sequence[ReplicaSpec], Mapping[int, int]], ReplicaSpec]
 
 
 def plan_on_this_machine(
-    deployment: Deployment, was: ReplicaSpec, group: Group, path: Path, waiting: Sequence[ReplicaSpec]
+    deployment: Deployment,
+    was: ReplicaSpec,
+    group: Group,
+    path: Path,
+    waiting: Sequence[ReplicaSpec],
+    own: Mapping[int, int],
 ) -> ReplicaSpec:
-    """`waiting`: replicas that do not run at the moment and will take their share again."""
+    """`waiting`: replicas that do not run at the moment and will take their share again. `own`: memory by pid of the
+    engine that is planned anew, where it runs already."""
     claimed: dict[int, int] = {}
     for each in waiting:
         claim(claimed, each.candidate.cards, each.candidate.host_bytes)
@@ -99,7 +109,7 @@ def plan_on_this_machine(
         was,
         group,
         path,
-        detect_machine(),
+        without_engines(detect_machine(), own),
         read_model(path),
         deployment.supervise,
         claimed_bytes=claimed,
@@ -128,6 +138,13 @@ class Supervisor:
         self.drain_s = deployment.supervise.drain_s
         self.replicas = [Replica(spec, self) for spec in specs]
         self.gateways = GatewayPool(deployment.gateway, paths, self.journal)
+        url = deployment.supervise.webhook
+        self._webhook = None if url is None else Webhook(url, paths.name, self.journal)
+        if self._webhook is not None:
+            self.journal.on_entry.append(self._webhook.take)
+        self._sending: asyncio.Task[None] | None = None
+        self.watch = Watch(self)
+        self._watching: asyncio.Task[None] | None = None
         self.started_unix_s = time.time()
         self.draining = False
         self._lock = RackLock(paths.lock)
@@ -154,12 +171,20 @@ class Supervisor:
         machine = await asyncio.to_thread(detect_machine)
         return {card.uuid: card.memory_free_bytes for card in machine.cards if card.uuid is not None}
 
+    async def card_shortage(self, spec: ReplicaSpec) -> str | None:
+        try:
+            machine = await asyncio.to_thread(detect_machine)
+        except HardwareError:
+            return None  # nobody knows; the engine will tell
+        return card_shortage(spec.candidate.cards, machine.cards, self.watch.owners())
+
     async def plan_again(self, replica: str, group: Group, path: Path) -> ReplicaSpec:
         """The replica with other limits or another file, as this machine has room for it now. Raises ConfigError,
         ModelError, HardwareError, DoesNotFit."""
         was = next(each for each in self.replicas if each.id == replica)
         waiting = [each.spec for each in self.replicas if each is not was and each.child is None]
-        return await asyncio.to_thread(self._planner, self.deployment, was.asked_spec, group, path, waiting)
+        own = engine_memory(was.child.control_socket) if was.child is not None else {}
+        return await asyncio.to_thread(self._planner, self.deployment, was.asked_spec, group, path, waiting, own)
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -185,6 +210,9 @@ class Supervisor:
             child, memory = adopted.get(replica.id, (None, None))
             self._tasks.append(asyncio.create_task(replica.run(child, memory), name=f"replica {replica.id}"))
         await self.gateways.start()
+        self._watching = asyncio.create_task(self.watch.run(), name="watch")
+        if self._webhook is not None:
+            self._sending = asyncio.create_task(self._webhook.run(), name="webhook")
         self.changed()
 
     async def run(self) -> None:
@@ -197,8 +225,9 @@ class Supervisor:
         try:
             while not stop.done() and not hopeless.done():
                 running = [task for task in self._tasks if not task.done()]
-                await asyncio.wait({stop, hopeless, *running}, return_when=asyncio.FIRST_COMPLETED)
-                for task in self._tasks:
+                watching = {self._watching} if self._watching is not None else set()
+                await asyncio.wait({stop, hopeless, *running, *watching}, return_when=asyncio.FIRST_COMPLETED)
+                for task in (*self._tasks, *watching):
                     if task.done() and not task.cancelled():
                         task.result()  # a fault of ours ends the rack
         finally:
@@ -336,6 +365,9 @@ class Supervisor:
         )
 
     async def _shut_down(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         self.draining = True
         self.changed()
         if not await self.gateways.drained(None, self._version, min(_QUIET_S, self.drain_s)):
@@ -357,4 +389,8 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 leftover.unlink()
         self.journal.note("rack_stopped", "stopped")
+        if self._webhook is not None and self._sending is not None:
+            await self._webhook.finish()
+            self._sending.cancel()
+            await asyncio.gather(self._sending, return_exceptions=True)
         self._lock.drop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llamarack.config import Deployment, Gateway, Supervise
+from llamarack.config import Deployment, Gateway
 
 
 def unbuilt_settings(deployment: Deployment) -> list[str]:
@@ -10,10 +10,4 @@ def unbuilt_settings(deployment: Deployment) -> list[str]:
     told = []
     if deployment.gateway.routing != Gateway().routing:
         told.append(f"gateway.routing: {deployment.gateway.routing} is not built yet; least_loaded is used")
-    defaults = Supervise()
-    told += [
-        f"supervise.{name} is not acted on yet"
-        for name in ("sample_s", "slots_idle_min", "stuck_request_s", "webhook")
-        if getattr(deployment.supervise, name) != getattr(defaults, name)
-    ]
     return told
