@@ -17,6 +17,7 @@ from llamarack.engine.adaptor import (
     Deviations,
     Diagnosis,
     Endpoint,
+    KvUse,
     Launch,
     LaunchContext,
     engine_environment,
@@ -62,6 +63,15 @@ class FakeEngine:
 
     def counters(self, metrics_text: str) -> Counters:
         return LlamaCpp().counters(metrics_text)
+
+    def require_planned(self, candidate: Candidate, group: Group, log_lines: Sequence[str]) -> None:
+        pass
+
+    def build(self, group: Group, *, on_cards: bool) -> str | None:
+        return None
+
+    def kv_use(self, metrics_text: str) -> KvUse | None:
+        return None
 
     def device_terms(self, log_lines: Sequence[str]) -> Sequence[DeviceTerms]:
         return ()

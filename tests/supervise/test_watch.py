@@ -70,21 +70,6 @@ async def test_only_replica_of_its_model_is_told_and_not_recycled(tmp_path: Path
         assert rack.kinds().count("leak") == 1
 
 
-@pytest.mark.fault("idle slots below `slots_idle_min`", "event and webhook")
-async def test_slots_that_run_short_are_told_and_told_to_be_over(tmp_path: Path) -> None:
-    async with running_rack(tmp_path, [{"token_interval_s": 0.03}], sample_s=0.05, slots_idle_min=2) as rack:
-        await rack.until_ready()
-        await until_http_ready(rack.url)
-        asked = asyncio.create_task(many(rack.url, 3, tokens=60))
-        await rack.until(lambda: "slots_low" in rack.kinds())
-        entry = next(entry for entry in rack.supervisor.journal.recent if entry.kind == "slots_low")
-        assert (entry.severity, entry.replica, entry.data["slots"]) == ("warning", "fake-0", 4)
-        assert entry.data["idle"] < 2
-        await asked
-        await rack.until(lambda: "slots_low_over" in rack.kinds())
-        assert rack.kinds().count("slots_low") == 1
-
-
 async def test_status_tells_of_the_host(tmp_path: Path) -> None:
     async with running_rack(tmp_path, [{}], sample_s=0.1) as rack:
         await rack.until_ready()

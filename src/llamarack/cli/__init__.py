@@ -16,7 +16,24 @@ from llamarack.version import __version__
 
 # Each command in the module of its name; only the one that was asked for is imported.
 _COMMANDS = (
-    *("demo", "check", "plan", "serve", "status", "drain", "stop", "keys", "engine", "bench", "soak", "export"),
+    "demo",
+    "engine",
+    "check",
+    "plan",
+    "serve",
+    "status",
+    "drain",
+    "stop",
+    "keys",
+    "bench",
+    "tune",
+    "soak",
+    "verify",
+    "compare",
+    "acceptance",
+    "export",
+    "bundle",
+    "support",
     "schema",
 )
 

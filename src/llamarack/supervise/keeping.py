@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from llamarack.logs import log_max_bytes
 from llamarack.supervise import keeper
 
 # A keeper without a supervisor ends everything; with the grace this stays under the promised 30 s.
 LEASE_S = 18.0
 GRACE_S = 8.0
-LOG_MAX_BYTES = 16 * 1024**2
 _ATTACH_TIMEOUT_S = 10.0
 
 
@@ -176,7 +176,7 @@ async def start_child(spec: ChildSpec) -> KeptChild:
         "argv": list(spec.argv),
         "env": environment,
         "log_path": str(spec.log_path),
-        "log_max_bytes": LOG_MAX_BYTES,
+        "log_max_bytes": log_max_bytes(),
         "control_socket": str(spec.control_socket),
         "lease_s": LEASE_S,
         "grace_s": GRACE_S,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,10 +27,17 @@ _DEADLINE_PER_GIB_S = 20.0
 _FORMAT_OF = {"llamacpp": ModelFormat.GGUF, "vllm": ModelFormat.SAFETENSORS, "transformers": ModelFormat.SAFETENSORS}
 
 
-def lay_out(deployment: Deployment, machine: Machine, specs: dict[Path, ModelSpec]) -> list[ReplicaSpec]:
+def lay_out(
+    deployment: Deployment,
+    machine: Machine,
+    specs: dict[Path, ModelSpec],
+    *,
+    build_of: Callable[[Group], str | None] = lambda _: None,
+) -> list[ReplicaSpec]:
     """All replicas, in file order. Raises ConfigError for a wrong pairing, DoesNotFit for a group without room.
 
-    `specs`: the read model of every path that the file names for a group.
+    `specs`: the read model of every path that the file names for a group; `build_of`: the version of a group's engine
+    where it is not the newest that the plan knows.
     """
     replicas: list[ReplicaSpec] = []
     held: dict[int, int] = {}  # bytes by card that earlier groups of the file take
@@ -43,7 +51,13 @@ def lay_out(deployment: Deployment, machine: Machine, specs: dict[Path, ModelSpe
             _require_pairing(model, group, spec)
             _require_legal_cut(model, group, spec)
             candidate = plan_group(
-                spec, group, machine, model_name=model.name, claimed_bytes=held, is_kv_shared=is_kv_shared
+                spec,
+                group,
+                machine,
+                model_name=model.name,
+                engine_version=build_of(group),
+                claimed_bytes=held,
+                is_kv_shared=is_kv_shared,
             )
             _require_fit(model, candidate)
             for index in range(group.replicas):
@@ -94,6 +108,7 @@ def plan_again(
     *,
     claimed_bytes: dict[int, int],
     is_kv_shared: bool,
+    build: str | None = None,
 ) -> ReplicaSpec:
     """One replica with other limits or another file, on the cards it has. Its identity stays that of the file.
 
@@ -112,7 +127,13 @@ def plan_again(
         }
     )
     candidate = plan_group(
-        spec, alone, machine, model_name=was.model.name, claimed_bytes=claimed_bytes, is_kv_shared=is_kv_shared
+        spec,
+        alone,
+        machine,
+        model_name=was.model.name,
+        engine_version=build,
+        claimed_bytes=claimed_bytes,
+        is_kv_shared=is_kv_shared,
     )
     _require_fit(was.model, candidate)
     return replace(

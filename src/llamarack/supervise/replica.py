@@ -233,7 +233,9 @@ class Replica:
         if free_before:
             self.card_held_bytes = held_bytes(free_before, await self._card_free_bytes())
             require_shares(self.spec.candidate.cards, self.card_held_bytes)
-        told = self.spec.adaptor.device_terms(read_tail(self.log_path, self._log_from_bytes))
+        log_lines = read_tail(self.log_path, self._log_from_bytes)
+        self.spec.adaptor.require_planned(self.spec.candidate, self.spec.group, log_lines)
+        told = self.spec.adaptor.device_terms(log_lines)
         self.memory_checks = term_checks(self.spec.candidate.cards, told)
         self.start_seconds = time.monotonic() - started
         self.ready_since_unix_s = time.time()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from llamarack.config import Deployment, Group
+from llamarack.engine.builds import build_of, with_rpc_devices
 from llamarack.errors import EngineError, HardwareError, UsageError
 from llamarack.hardware.detect import detect_machine
 from llamarack.model.read import read_model
@@ -21,6 +22,7 @@ from llamarack.paths import RackPaths, make_private
 from llamarack.plan.devices import claim
 from llamarack.supervise import memory_file
 from llamarack.supervise.card_room import card_shortage
+from llamarack.supervise.effective import deployment_sha256
 from llamarack.supervise.gateways import GatewayPool
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.keeping import KeptChild, attach_child
@@ -28,6 +30,7 @@ from llamarack.supervise.layout import plan_again
 from llamarack.supervise.own_memory import engine_memory, without_engines
 from llamarack.supervise.replica import Replica
 from llamarack.supervise.replica_record import Remembered, ReplicaSpec
+from llamarack.supervise.slot_watch import SlotWatch
 from llamarack.supervise.state import RestartPolicy, State
 from llamarack.supervise.table import ModelRow, ReplicaRow, Table
 from llamarack.supervise.watch import Watch
@@ -102,6 +105,7 @@ def plan_on_this_machine(
 ) -> ReplicaSpec:
     """`waiting`: replicas that do not run at the moment and will take their share again. `own`: memory by pid of the
     engine that is planned anew, where it runs already."""
+    machine = without_engines(with_rpc_devices(detect_machine(), [group]), own)
     claimed: dict[int, int] = {}
     for each in waiting:
         claim(claimed, each.candidate.cards, each.candidate.host_bytes)
@@ -109,9 +113,10 @@ def plan_on_this_machine(
         was,
         group,
         path,
-        without_engines(detect_machine(), own),
+        machine,
         read_model(path),
         deployment.supervise,
+        build=build_of(group, machine),
         claimed_bytes=claimed,
         is_kv_shared=sum(len(model.groups) for model in deployment.models) > 1,
     )
@@ -137,7 +142,7 @@ class Supervisor:
         )
         self.drain_s = deployment.supervise.drain_s
         self.replicas = [Replica(spec, self) for spec in specs]
-        self.gateways = GatewayPool(deployment.gateway, paths, self.journal)
+        self.gateways = GatewayPool(deployment.gateway, deployment.supervise.stuck_request_s, paths, self.journal)
         url = deployment.supervise.webhook
         self._webhook = None if url is None else Webhook(url, paths.name, self.journal)
         if self._webhook is not None:
@@ -150,9 +155,21 @@ class Supervisor:
         self._lock = RackLock(paths.lock)
         self._version = 0
         self._tasks: list[asyncio.Task[None]] = []
+        self._slot_watch: asyncio.Task[None] | None = None
         self._asked_stop = asyncio.Event()
         self._insisted = asyncio.Event()
-        self._on_change: list[Callable[[], None]] = []
+        self.on_change: list[Callable[[], None]] = []  # called after every change of the table
+        self._hashed: tuple[Deployment, str | None] | None = None
+
+    @property
+    def deployment_sha256(self) -> str | None:
+        """Of what runs, so that `status` can tell whether it was proved; None where a model file is gone."""
+        if self._hashed is None or self._hashed[0] is not self.deployment:
+            try:
+                self._hashed = (self.deployment, deployment_sha256(self.deployment))
+            except OSError:
+                self._hashed = (self.deployment, None)
+        return self._hashed[1]
 
     # -- what replicas need (replica.World) ---------------------------------------------------------------------
 
@@ -161,7 +178,7 @@ class Supervisor:
         self._version += 1
         self.gateways.publish(self.table())
         self._remember()
-        for callback in self._on_change:
+        for callback in self.on_change:
             callback()
 
     async def drained(self, replica: str, timeout_s: float) -> bool:
@@ -213,6 +230,9 @@ class Supervisor:
         self._watching = asyncio.create_task(self.watch.run(), name="watch")
         if self._webhook is not None:
             self._sending = asyncio.create_task(self._webhook.run(), name="webhook")
+        least = self.deployment.supervise.slots_idle_min
+        if least:
+            self._slot_watch = asyncio.create_task(SlotWatch(least, self.journal, self._idle_slots).run())
         self.changed()
 
     async def run(self) -> None:
@@ -285,6 +305,7 @@ class Supervisor:
                     endpoint=replica.endpoint,
                     slots=replica.spec.candidate.sequences,
                     context_tokens=replica.spec.candidate.context_tokens,
+                    kv_tokens=replica.spec.candidate.context_tokens if replica.spec.candidate.kv_unified else None,
                 )
                 for replica in self.replicas
             ),
@@ -364,10 +385,22 @@ class Supervisor:
             f"no replica became ready: {death.message}\nlast lines of {first.log_path}:\n{tail}", hint=death.hint
         )
 
+    def _idle_slots(self) -> dict[str, int]:
+        """By model, of its ready replicas; a model without one has other events."""
+        idle: dict[str, int] = {}
+        for replica in self.replicas:
+            if replica.state is State.READY:
+                taken = sum(counts.in_flight.get(replica.id, 0) for counts in self.gateways.counts.values())
+                free = max(0, replica.spec.candidate.sequences - taken)
+                idle[replica.spec.model.name] = idle.get(replica.spec.model.name, 0) + free
+        return idle
+
     async def _shut_down(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
+        if self._slot_watch is not None:
+            self._slot_watch.cancel()
         self.draining = True
         self.changed()
         if not await self.gateways.drained(None, self._version, min(_QUIET_S, self.drain_s)):

@@ -1,4 +1,4 @@
-"""Looks at every ready engine at an interval: does it make progress, does its memory creep up, has it slots left?
+"""Looks at every ready engine at an interval: does it make progress, does its memory creep up?
 
 Owns what it saw and acts through the replicas. One task per replica, so that an engine that does not answer delays the
 look at no other; the host and the cards have theirs.
@@ -92,7 +92,6 @@ class Watch:
         limit = limit_s(self._settings.stuck_request_s, replica.spec.candidate.predicted.first_token_s)
         endpoint = replica.endpoint
         usage = self.usage[replica.id] = EngineUsage(replica.log_path)
-        is_low = False
         sampled_s = -math.inf
         while replica.state is State.READY and replica.endpoint is endpoint:
             sight = await self._look(replica)
@@ -106,30 +105,11 @@ class Watch:
             if time.monotonic() - sampled_s >= self._settings.sample_s and replica.child is not None:
                 sampled_s = time.monotonic()
                 usage.sample(replica.child.pid)
-                is_low = self._tell_slots(replica, is_low)
                 self._judge_log(replica, usage)
                 self._judge_memory(replica, usage)
             changed = asyncio.create_task(replica.changed.wait())
             await asyncio.wait({changed}, timeout=min(self._settings.sample_s, limit / _LOOKS_PER_LIMIT))
             changed.cancel()
-
-    def _tell_slots(self, replica: Replica, was_low: bool) -> bool:
-        """Fewer idle slots than `slots_idle_min`: whether they are. Told at each change."""
-        slots, least = replica.spec.candidate.sequences, self._settings.slots_idle_min
-        idle = max(0, slots - self._in_flight(replica.id))
-        is_low = idle < least
-        if is_low and not was_low:
-            self._rack.journal.warn(
-                "slots_low",
-                f"{idle} of {slots} slots are idle, fewer than {least}",
-                replica=replica.id,
-                hint="more replicas or limits.sequences; llamarack plan FILE shows what fits",
-                idle=idle,
-                slots=slots,
-            )
-        elif was_low and not is_low:
-            self._rack.journal.note("slots_low_over", f"{idle} slots are idle again", replica=replica.id, idle=idle)
-        return is_low
 
     def _judge_log(self, replica: Replica, usage: EngineUsage) -> None:
         """An engine may run out of memory and live on, refusing what it is asked: it gets a smaller plan as well."""
