@@ -236,7 +236,7 @@ async def test_start_waits_for_a_card_that_somebody_else_fills(
         await rack.until(lambda: "memory_waits" in rack.kinds())
         fault.is_found()
         told = next(entry.message for entry in supervisor.journal.recent if entry.kind == "memory_waits")
-        assert "4.00 GiB are needed" in told
+        assert "4.0 GiB are needed" in told
         assert "process 999999 holds 22.0 GiB" in told
         assert replica.state is State.STARTING
         life("use 1 0 0")

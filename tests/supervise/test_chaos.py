@@ -42,7 +42,7 @@ pytestmark = [pytest.mark.process, pytest.mark.llamacpp]
 LASTS_S = float(os.environ.get("LLAMARACK_CHAOS_S", "60"))
 SEED = int(os.environ.get("LLAMARACK_CHAOS_SEED", "20261130"))
 ASKERS = 4
-STUCK_S = 3.0
+STUCK_S = 12.0
 
 
 def _real_spec(folder: Path) -> ReplicaSpec:

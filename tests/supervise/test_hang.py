@@ -12,7 +12,7 @@ from tests.supervise.conftest import left_of, order, running_rack, until_http_re
 from tests.supervise.faults import Fault
 
 pytestmark = pytest.mark.process
-LIMIT_S = 1.0
+STUCK_S = 10.0  # the gateway gives a request up after it, an engine counts as hung after half of it
 
 
 @pytest.mark.fault(
@@ -22,7 +22,7 @@ LIMIT_S = 1.0
 async def test_hung_engine_is_ended_and_its_silent_request_answered_by_the_next_start(
     tmp_path: Path, fault: Fault
 ) -> None:
-    async with running_rack(tmp_path, [{}], stuck_request_s=LIMIT_S) as rack:
+    async with running_rack(tmp_path, [{}], stuck_request_s=STUCK_S) as rack:
         await rack.until_ready()
         await until_http_ready(rack.url)
         victim = rack.supervisor.replicas[0]
@@ -43,10 +43,10 @@ async def test_hung_engine_is_ended_and_its_silent_request_answered_by_the_next_
 
 @pytest.mark.fault("long prefill, which looks like a hang", "left alone: the engine's steps go on")
 async def test_long_prefill_is_not_touched(tmp_path: Path) -> None:
-    async with running_rack(tmp_path, [{}], stuck_request_s=LIMIT_S) as rack:
+    async with running_rack(tmp_path, [{}], stuck_request_s=STUCK_S) as rack:
         await rack.until_ready()
         await until_http_ready(rack.url)
-        outcome = await stream_once(rack.url, tokens=3, directive=f"[[fault prefill_s={4 * LIMIT_S}]]")
+        outcome = await stream_once(rack.url, tokens=3, directive=f"[[fault prefill_s={0.7 * STUCK_S}]]")
         assert outcome.fault is None
         assert "died" not in rack.kinds()
 
@@ -54,7 +54,7 @@ async def test_long_prefill_is_not_touched(tmp_path: Path) -> None:
 @pytest.mark.fault("counters that lie", "the engine is asked before it is ended, and left alone when it answers")
 async def test_engine_whose_counters_stand_still_is_asked_before_it_is_ended(tmp_path: Path) -> None:
     faults = {"metrics_lie": "frozen", "token_interval_s": 0.1}
-    async with running_rack(tmp_path, [faults], stuck_request_s=LIMIT_S) as rack:
+    async with running_rack(tmp_path, [faults], stuck_request_s=4) as rack:
         await rack.until_ready()
         await until_http_ready(rack.url)
         outcomes = await many(rack.url, 3, tokens=40)
@@ -64,7 +64,7 @@ async def test_engine_whose_counters_stand_still_is_asked_before_it_is_ended(tmp
 
 async def test_engine_without_counters_is_told_and_left_alone(tmp_path: Path) -> None:
     faults = {"metrics_lie": "absent", "token_interval_s": 0.1}
-    async with running_rack(tmp_path, [faults], stuck_request_s=LIMIT_S) as rack:
+    async with running_rack(tmp_path, [faults], stuck_request_s=4) as rack:
         await rack.until_ready()
         await rack.until(lambda: "progress_unknown" in rack.kinds())
         await until_http_ready(rack.url)
@@ -74,7 +74,7 @@ async def test_engine_without_counters_is_told_and_left_alone(tmp_path: Path) ->
 
 @pytest.mark.fault("engine stopped by SIGSTOP while idle", "ended and started again before a client meets it")
 async def test_stopped_engine_is_found_also_while_idle(tmp_path: Path, fault: Fault) -> None:
-    async with running_rack(tmp_path, [{}], stuck_request_s=LIMIT_S) as rack:
+    async with running_rack(tmp_path, [{}], stuck_request_s=4) as rack:
         await rack.until_ready()
         child = rack.supervisor.replicas[0].child
         assert child is not None

@@ -69,10 +69,10 @@ def _causes(load: Load, now: float, file_system: str = "ext4", host: Host = GOOD
 def test_causes_are_named() -> None:
     load = _load()
     load.take(_state(50, read_bytes=5 * GIB, processor_s=9))
-    assert "a cold cache: 5.00 GiB came from the disk at" in _causes(load, 50)
+    assert "a cold cache: 5.0 GiB came from the disk at" in _causes(load, 50)
     assert "network file system (nfs4)" in _causes(load, 50, "nfs4")
     assert "only 4 processor cores" in _causes(load, 50, host=replace(GOOD_HOST, cores_usable=4))
-    assert "memory is not free: 1.00 GiB of 64.0 GiB" in _causes(
+    assert "memory is not free: 1.0 GiB of 64.0 GiB" in _causes(
         load, 50, host=replace(GOOD_HOST, memory_available_bytes=GIB)
     )
 

@@ -156,7 +156,7 @@ async def test_kill_by_the_hosts_out_of_memory_killer_names_ram_and_not_the_card
             entries = read_entries(paths.events, 100)
             died = next(entry for entry in entries if entry.kind == "died")
             assert died.data["cause"] == "host_out_of_memory"
-            assert "out-of-memory killer: the cgroup's limit of 600 MiB is used up" in died.message
+            assert "out-of-memory killer: the cgroup's limit of 600.0 MiB is used up" in died.message
             assert "RAM" in died.data["hint"]
             assert "the card is not at fault" in died.data["hint"]
             # A model on the processor lives in that RAM, so a smaller plan helps.

@@ -51,7 +51,7 @@ async def test_api_process_killed_takes_its_ranks_with_it(tmp_path: Path, fault:
     "a rank dies and its engine waits for it", "found by token progress, the whole group is ended and started again"
 )
 async def test_dead_rank_is_found_by_the_tokens_that_no_longer_come(tmp_path: Path, fault: Fault) -> None:
-    async with running_rack(tmp_path, [{"grandchild": True, "needs_grandchild": True}], stuck_request_s=1) as rack:
+    async with running_rack(tmp_path, [{"grandchild": True, "needs_grandchild": True}], stuck_request_s=10) as rack:
         await rack.until_ready()
         await until_http_ready(rack.url)
         replica = rack.supervisor.replicas[0]

@@ -56,6 +56,6 @@ def test_without_counters_nothing_is_judged() -> None:
 
 
 def test_slow_machine_gets_three_times_its_predicted_first_token() -> None:
-    assert limit_s(300, None) == 300
-    assert limit_s(300, 20.0) == 300
+    assert limit_s(300, None) == 150
+    assert limit_s(300, 20.0) == 150
     assert limit_s(300, 400.0) == 1200

@@ -49,16 +49,16 @@ def _state(index: int, card: dict[str, Any]) -> CardState:
             CardProcess(pid=each["pid"], memory_bytes=each["memory"], name=each["name"], user=each["user"])
             for each in card["processes"]
         ),
-        utilisation_fraction=_scaled(card["utilisation_percent"], 0.01),
-        memory_utilisation_fraction=_scaled(card["memory_utilisation_percent"], 0.01),
-        power_w=_scaled(card["power_mw"], 0.001),
+        utilisation_fraction=_scaled(card["utilisation_percent"], 100),
+        memory_utilisation_fraction=_scaled(card["memory_utilisation_percent"], 100),
+        power_w=_scaled(card["power_mw"], 1000),
         temperature_c=card["temperature_c"],
-        sm_clock_hz=_scaled(card["sm_clock_mhz"], 1e6),
+        sm_clock_hz=_scaled(card["sm_clock_mhz"], 1e-6),
         throttle_reasons=tuple(name for bit, name in THROTTLE_REASONS.items() if mask & bit),
         ecc_uncorrected=card["ecc_uncorrected"],
         xids=tuple(card["xids"]),
     )
 
 
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
+def _scaled(value: float | None, divisor: float) -> float | None:
+    return None if value is None else value / divisor

@@ -25,6 +25,7 @@ from llamarack.supervise.supervisor import Supervisor, is_running, lock_holder
 
 _MAX_LINE_BYTES = 4 * 1024**2
 _FOLLOW_MAX = 1024  # entries that a slow reader may lag behind
+_LAST_LINES_S = 1.0
 
 
 class AdminServer:
@@ -32,6 +33,8 @@ class AdminServer:
         self._supervisor = supervisor
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
+        self._followed: list[asyncio.Queue[Entry | None]] = []
+        self._following: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         path = self._supervisor.paths.admin_socket
@@ -40,7 +43,11 @@ class AdminServer:
         self._server = await asyncio.start_unix_server(self._serve, str(path), limit=_MAX_LINE_BYTES)
 
     async def stop(self) -> None:
-        """Ends the connections of commands that wait for the rack's end."""
+        """Ends the connections of commands that wait for the rack's end; followers get what was told until now."""
+        for queue in self._followed:
+            queue.put_nowait(None)
+        if self._following:
+            await asyncio.wait(self._following, timeout=_LAST_LINES_S)
         if self._server is not None:
             self._server.close()
         for writer in self._open:
@@ -68,28 +75,28 @@ class AdminServer:
     async def _follow(self, limit: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """The newest entries and then each new one, until the reader leaves or lags too far behind."""
         journal = self._supervisor.journal
-        queue: asyncio.Queue[Entry] = asyncio.Queue(_FOLLOW_MAX)
+        queue: asyncio.Queue[Entry | None] = asyncio.Queue()
 
         def take(entry: Entry) -> None:
-            with contextlib.suppress(asyncio.QueueFull):
+            if queue.qsize() < _FOLLOW_MAX:
                 queue.put_nowait(entry)
 
         for entry in list(journal.recent)[-limit:] if limit else ():
             queue.put_nowait(entry)
         journal.on_entry.append(take)
+        self._followed.append(queue)
+        writing = asyncio.create_task(_write_all(queue, writer))
         leaving = asyncio.create_task(reader.read())
+        self._following.add(writing)
         try:
-            while not queue.full():
-                coming = asyncio.create_task(queue.get())
-                await asyncio.wait({coming, leaving}, return_when=asyncio.FIRST_COMPLETED)
-                if not coming.done():
-                    coming.cancel()
-                    return
-                writer.write(orjson.dumps(asdict(coming.result()), option=orjson.OPT_APPEND_NEWLINE, default=str))
-                await writer.drain()
+            await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            leaving.cancel()
             journal.on_entry.remove(take)
+            self._followed.remove(queue)
+            self._following.discard(writing)
+            for task in (writing, leaving):
+                task.cancel()
+            await asyncio.gather(writing, leaving, return_exceptions=True)
 
     async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         supervisor = self._supervisor
@@ -105,6 +112,12 @@ class AdminServer:
                 found = await supervisor.drain_replica(request["replica"])
                 return {"found": found, "replicas": [replica.id for replica in supervisor.replicas]}
         return {"error": f"unknown request `{request['op']}`"}
+
+
+async def _write_all(queue: asyncio.Queue[Entry | None], writer: asyncio.StreamWriter) -> None:
+    while (entry := await queue.get()) is not None and queue.qsize() < _FOLLOW_MAX:
+        writer.write(orjson.dumps(asdict(entry), option=orjson.OPT_APPEND_NEWLINE, default=str))
+        await writer.drain()
 
 
 async def ask(paths: RackPaths, request: dict[str, Any], *, timeout_s: float = 10.0) -> dict[str, Any]:

@@ -58,7 +58,6 @@ class CardWatch:
     async def run(self) -> None:
         """Until cancelled, or until it is clear that there is no card."""
         while await self._with_child():
-            self.states, self.at_unix_s = (), None  # what is old is not shown as if it were known
             await asyncio.sleep(self._again_s)
 
     async def _with_child(self) -> bool:
@@ -99,6 +98,7 @@ class CardWatch:
             self._journal.warn("telemetry_failed", f"the look at the cards cannot be read: {error}")
             return True
         finally:
+            self.states, self.at_unix_s = (), None  # what is old is not shown as if it were known
             if process.stdin is not None:
                 process.stdin.close()
             with contextlib.suppress(ProcessLookupError):

@@ -61,5 +61,6 @@ def answered(stillness: Stillness, now_monotonic_s: float, in_flight: int) -> St
 
 
 def limit_s(stuck_request_s: float, first_token_s: float | None) -> float:
-    """What the file sets, or three times the predicted wait for a first token where that is longer."""
-    return max(stuck_request_s, 3 * (first_token_s or 0.0))
+    """Half of what the gateway grants a request, so that a hung engine is ended before its requests are given up and
+    they go to another; or three times the predicted wait for a first token where that is longer."""
+    return max(stuck_request_s / 2, 3 * (first_token_s or 0.0))

@@ -97,7 +97,7 @@ class Watch:
             sight = await self._look(replica)
             stillness = after(stillness, sight)
             if is_overdue(stillness, time.monotonic(), limit):
-                if await self._answers(replica, min(limit, _QUESTION_TIMEOUT_S)):
+                if await self._answers(replica, min(limit / 2, _QUESTION_TIMEOUT_S)):
                     stillness = answered(stillness, time.monotonic(), self._in_flight(replica.id))
                 elif replica.state is State.READY and replica.endpoint is endpoint:
                     self._condemn(replica, sight.in_flight, stillness)
