@@ -25,8 +25,11 @@ import pytest
 
 from llamarack.config import parse
 from llamarack.engine import ADAPTORS
+from llamarack.errors import ModelError
 from llamarack.hardware.detect import detect_machine
+from llamarack.model.demo import demo_model
 from llamarack.model.read import read_model
+from llamarack.paths import cache_dir
 from llamarack.supervise.layout import lay_out
 from llamarack.supervise.replica import Replica
 from llamarack.supervise.replica_record import ReplicaSpec
@@ -36,7 +39,6 @@ from tests import fake_rack
 from tests.fake_adaptor import fake_plan_again, fake_spec
 from tests.supervise.asking import Outcome, stream_once
 from tests.supervise.conftest import RunningRack, left_of, order, until_http_ready
-from tests.tiny_model import write_tiny_llama
 
 pytestmark = [pytest.mark.process, pytest.mark.llamacpp]
 LASTS_S = float(os.environ.get("LLAMARACK_CHAOS_S", "60"))
@@ -45,9 +47,12 @@ ASKERS = 4
 STUCK_S = 12.0
 
 
-def _real_spec(folder: Path) -> ReplicaSpec:
-    """One real llama.cpp on a tiny model, under the same name as the fakes, so that requests go to either."""
-    path = write_tiny_llama(folder / "tiny.gguf", context=512)
+def _real_spec() -> ReplicaSpec:
+    """One real llama.cpp on a small model, under the same name as the fakes, so that requests go to either."""
+    try:
+        path = demo_model(cache_dir(), print)
+    except ModelError as error:
+        pytest.skip(f"the demo model cannot be fetched: {error}")
     limits = {"context_tokens": 256, "sequences": 4, "threads": 1}
     row = {"name": "fake", "path": str(path), "gpus": [], "limits": limits}
     deployment = parse(json.dumps({"models": [row]})).deployment
@@ -200,7 +205,7 @@ async def test_no_request_is_lost_that_had_not_begun_and_nothing_leaks(tmp_path:
     }
     deployment = parse(json.dumps(settings)).deployment
     paths = fake_rack.paths_in(tmp_path)
-    supervisor = Supervisor(deployment, [*specs, _real_spec(tmp_path)], paths, planner=fake_plan_again)
+    supervisor = Supervisor(deployment, [*specs, _real_spec()], paths, planner=fake_plan_again)
     # The growing wait after a death is another test's business.
     supervisor.restarts = dataclasses.replace(supervisor.restarts, longest_wait_s=0.05)
     rack = RunningRack(supervisor)
