@@ -57,7 +57,7 @@ class CardWatch:
 
     async def run(self) -> None:
         """Until cancelled, or until it is clear that there is no card."""
-        while await self._with_child():
+        while await self._with_child():  # noqa: ASYNC110 - a pause, not a wait
             await asyncio.sleep(self._again_s)
 
     async def _with_child(self) -> bool:
