@@ -58,6 +58,11 @@ def soak(
     """
     if hours <= 0:
         raise UsageError(f"`--hours {hours:g}` must be above 0", hint="--hours 24, or --hours 0.1 for a trial")
+    if "://" not in target and not Path(target).exists():
+        raise UsageError(
+            f"`{target}` is neither a URL nor a file that is there",
+            hint="llamarack soak rack.yaml, or http://HOST:PORT",
+        )
     folder = new_folder(output)
     options = {
         "model": model,
@@ -86,8 +91,6 @@ async def _soak(
     if "://" in target:
         return await _run(parse_target(target, api_key=key, ca_file=ca_file), None, folder, options, json, people)
     path = Path(target)
-    if not path.exists():
-        raise UsageError(f"`{target}` is neither a URL nor a file", hint=f"llamarack soak http://{target}")
     async with _served(path, rack_paths(rack_name(path), state_dir), people) as paths:
         gateway = (await ask(paths, {"op": "status"}))["gateway"]
         url = f"{'https' if gateway['tls'] else 'http'}://{gateway['host']}:{gateway['port']}"
