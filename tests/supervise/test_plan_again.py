@@ -9,7 +9,7 @@ from llamarack.config import Deployment, parse
 from llamarack.errors import ConfigError, DoesNotFit
 from llamarack.hardware.machine import Card, Host, Machine
 from llamarack.model.read import read_model
-from llamarack.supervise.degrade import smaller_plans
+from llamarack.supervise.degrade import Rung, smaller_plans
 from llamarack.supervise.layout import lay_out, plan_again
 from llamarack.supervise.replica_record import ReplicaSpec
 from llamarack.units import GIB
@@ -59,7 +59,7 @@ def test_each_rung_takes_less_memory_on_the_same_cards(big: Path, small: Path, c
     machine = _machine(card_gib=card_gib)
     deployment = _deployment(big, [small], replicas=1 if card_gib else 2)
     spec = first = _laid(deployment, machine)[0]
-    taken = []
+    taken: list[Rung] = []
     totals = [sum(card.total_bytes for card in spec.candidate.cards)]
     while True:
         ladder = smaller_plans(
