@@ -22,8 +22,8 @@ _HEAD = """# What goes wrong, and what happens then
 
 Each row is a test with real processes that fails without the protection. Times are of one run on two shared processor
 cores with the fake engine, which loads at once: **found** is from the fault to the entry in the journal, **over** to
-the service as it was. Where a row waits for a setting (`stuck_request_s`, `start_deadline`), the test sets it to one
-to four seconds. Made from the tests by `make docs-faults`.
+the service as it was. Where a row waits for a setting (`stuck_request_s`, `start_deadline`), the test sets it to some
+seconds. Made from the tests by `make docs-faults`.
 
 | fault | what is done | found | over | test |
 |---|---|---|---|---|

@@ -37,6 +37,7 @@ T = TypeVar("T")
 _LOAD_LOCK_POLL_S = 0.1
 _ANSWER_POLL_S = 0.05
 _ROOM_POLL_S = 2.0
+_CONDEMNED_GRACE_S = 1.0  # what does not answer will hardly end in order, and its requests wait
 _LEAST_WARM_UP_S = 30.0
 _LOG_TAIL_BYTES = 262_144  # every rank of a vLLM prints some 10 KB of traceback after the line that tells the cause
 # A whole micro-batch on cards, where kernels are chosen by shape; on the CPU nothing is compiled, and a long prompt
@@ -455,11 +456,11 @@ class Replica:
         self._step(Event.GONE)
         self._world.journal.note("stopped", "stopped; no process is left", replica=self.id)
 
-    async def _end_child(self) -> None:
+    async def _end_child(self, grace_s: float = GRACE_S) -> None:
         if self.child is None:
             return
         if self.child.exit is None:
-            await self.child.stop(grace_s=GRACE_S)
+            await self.child.stop(grace_s=grace_s)
         await self.child.release()
         self.child = None
         self.endpoint = None
@@ -478,7 +479,7 @@ class Replica:
             hint=diagnosis.hint,
             log_tail=tuple(tail[-20:]),
         )
-        await self._end_child()
+        await self._end_child(_CONDEMNED_GRACE_S if isinstance(error, _Condemned) else GRACE_S)
         self._deaths_monotonic_s.append(time.monotonic())
         was = self.state
         self._step(Event.DIED)
