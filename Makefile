@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-dev
 
-.PHONY: demo test check test-browser test-java test-node test-vllm test-gpu proof-kills proof-reloads proof-fuzz proof-model-fuzz proof-embed-cycles proof-offline install install-dev clean
+.PHONY: demo test check test-browser test-java test-node test-vllm test-gpu proof-kills proof-reloads proof-fuzz proof-model-fuzz proof-embed-cycles proof-offline proof-chaos docs-faults install install-dev clean
 
 demo: $(INSTALLED)
 	@$(BIN)/llamarack demo
@@ -44,6 +44,13 @@ proof-kills: $(DEVELOPMENT)
 proof-reloads: $(DEVELOPMENT)
 	LLAMARACK_RELOADS=10 LLAMARACK_RELOADS_RESULT=benchmarks/results/reloads.json \
 	  $(BIN)/python -m pytest tests/supervise/test_change.py -k rolling_reloads
+
+proof-chaos: $(DEVELOPMENT)
+	LLAMARACK_CHAOS_S=1800 $(BIN)/python -m pytest -s tests/supervise/test_chaos.py
+
+# docs/faults.md from the tests' marks and times.
+docs-faults: $(DEVELOPMENT)
+	$(BIN)/python -m tests.supervise.faults
 
 proof-fuzz: $(DEVELOPMENT)
 	$(BIN)/python -m benchmarks.fuzz_api

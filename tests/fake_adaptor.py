@@ -125,7 +125,12 @@ def fake_spec(
 
 
 def fake_plan_again(
-    deployment: Deployment, was: ReplicaSpec, group: Group, path: Path, waiting: Sequence[ReplicaSpec]
+    deployment: Deployment,
+    was: ReplicaSpec,
+    group: Group,
+    path: Path,
+    waiting: Sequence[ReplicaSpec],
+    own: Mapping[int, int],
 ) -> ReplicaSpec:
     """The planner of a rack of fakes: takes the limits as they are."""
     limits = group.limits

@@ -41,6 +41,7 @@ class Faults:
     """Seconds, tokens and MiB; None or False: sound. Those before `spare_requests` concern the process."""
 
     load_s: float = 0.0  # /health says 503 meanwhile
+    load_busy: bool = False  # prints meanwhile
     never_ready: bool = False
     crash_in_load: bool = False  # after load_s
     load_error: str = "error loading model: the fake engine was told to die"  # its last log line then
@@ -71,8 +72,11 @@ class Faults:
     byte_at_a_time: bool = False
     pings: bool = False  # an SSE comment before every event
     leak_mib: float = 0.0  # per request
+    needs_grandchild: bool = False  # makes no tokens once one is dead
+    hang_engine: bool = False  # from this request on no request gets a token; /health and /metrics answer
     memory: int = 0  # what it has, in units of its own: model file in bytes + 100 x batch + slots x context need it
-    memory_ends: str = "start"  # start | request (the first) | load (two at once): when too little of it is met
+    memory_ends: str = "start"  # start | request (the first) | load (two at once): when too little of it is met;
+    # answer: told in the log, and lived on
     memory_signal: str = ""  # dies by this signal then, without a word
 
     def with_words(self, words: dict[str, Any]) -> "Faults":
@@ -124,6 +128,8 @@ class Engine:
     preemptions: int = 0  # how often a token found the cache full
     generated_tokens: int = 0
     prompt_tokens: int = 0
+    hung: bool = False
+    steps: int = 0  # of the model: tokens made and pieces of prompts read
     connections: int = 0
     grandchildren: list[int] = field(default_factory=list)
     leaked: list[bytearray] = field(default_factory=list)
@@ -328,6 +334,8 @@ class Generation:
             engine.waiting -= 1
         engine.running += 1
         engine.max_running = max(engine.max_running, engine.running)
+        if faults.memory_ends == "answer" and engine.faults.memory and engine.needs > engine.faults.memory:
+            print(f"decode: failed to allocate compute buffers of size {engine.needs}", file=sys.stderr, flush=True)
         if faults.memory_ends == "request" or (faults.memory_ends == "load" and engine.running > 1):
             run_out(engine)
         try:
@@ -358,7 +366,13 @@ class Generation:
         engine.prompt_tokens += self.prompt_count
         self.held = self.prompt_count
         engine.hold(self.held)
-        await asyncio.sleep(_FOREVER_S if faults.stall_prefill else faults.prefill_s)
+        engine.hung |= faults.hang_engine or (engine.faults.needs_grandchild and not all_live(engine.grandchildren))
+        if faults.stall_prefill or engine.hung:
+            await asyncio.sleep(_FOREVER_S)
+        ends = time.monotonic() + faults.prefill_s
+        while (left_s := ends - time.monotonic()) > 0:
+            await asyncio.sleep(min(0.05, left_s))
+            engine.steps += 1
         wanted = engine.answer_tokens if self.limit is None else min(self.limit, engine.answer_tokens)
         source = GARBAGE if faults.garbage else TOKENS
         piece = ""
@@ -374,6 +388,7 @@ class Generation:
             engine.generated_tokens += 1
             self.held += 1
             engine.hold(1)
+            engine.steps += 1
             if (number + 1) % faults.tokens_per_chunk == 0:
                 yield piece
                 piece = ""
@@ -513,6 +528,12 @@ def crash(how: str) -> None:
     os._exit(int(how))
 
 
+def all_live(pids: list[int]) -> bool:
+    with contextlib.suppress(ChildProcessError):
+        return all(os.waitpid(pid, os.WNOHANG) == (0, 0) for pid in pids)
+    return False
+
+
 def run_out(engine: Engine) -> None:
     """Ends as llama.cpp does where the plan it was started with needs more memory than there is."""
     if engine.faults.memory and engine.needs > engine.faults.memory:
@@ -554,7 +575,10 @@ def metrics_text(engine: Engine) -> str:
         names = ("tokens_predicted_total", "prompt_tokens_total", "requests_processing", "requests_deferred")
         prefix, labels = "llamacpp:", ""
     text = ""
-    for name, value in zip(names, (generated, engine.prompt_tokens, running, engine.waiting), strict=True):
+    prompt, steps = (0, 0) if lie == "frozen" else (engine.prompt_tokens, engine.steps)
+    step_name = "iteration_tokens_total_count" if engine.flavor == "vllm" else "n_decode_total"
+    values = (generated, prompt, running, engine.waiting, steps)
+    for name, value in zip((*names, step_name), values, strict=True):
         kind = "counter" if name.endswith("_total") else "gauge"
         text += f"# HELP {prefix}{name} as the engine says\n# TYPE {prefix}{name} {kind}\n"
         text += f"{prefix}{name}{labels} {value}\n"
@@ -604,7 +628,11 @@ def start_grandchildren(faults: Faults) -> list[int]:
 
 
 async def load(engine: Engine) -> None:
-    await asyncio.sleep(engine.faults.load_s)
+    ends = time.monotonic() + engine.faults.load_s
+    while (left_s := ends - time.monotonic()) > 0:
+        if engine.faults.load_busy:
+            print(f"loads for another {left_s:.1f} s", flush=True)
+        await asyncio.sleep(min(0.25, left_s))
     if engine.faults.memory_ends == "start":
         run_out(engine)
     if engine.faults.crash_in_load:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -223,6 +224,14 @@ class Supervise(_Strict):
     slots_idle_min: Annotated[int, Field(ge=0)] = Field(0, description="llamacpp: fewer idle slots raise an event")
     stuck_request_s: Seconds = Field(300, description="no progress for this long")
     webhook: str | None = Field(None, description="URL that gets warning and error events as JSON")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Supervise:
+        if self.webhook is not None and not re.match(r"https?://[^/\s]+", self.webhook):
+            raise ValueError(
+                f"webhook: `{self.webhook}` is not an http or https URL; type webhook: http://127.0.0.1:9000/llamarack"
+            )
+        return self
 
 
 class Deployment(_Strict):

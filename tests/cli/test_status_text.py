@@ -57,6 +57,12 @@ def test_wide_screen_has_the_columns_that_a_narrow_one_leaves_out() -> None:
     assert "█" in wide.splitlines()[3]  # tokens/s over five minutes
 
 
+def test_load_tells_how_far_it_is() -> None:
+    loading = {"fraction": 0.45, "seconds": 12.0, "deadline_s": 300.0, "resident_bytes": 1, "read_bytes": 1}
+    record = status(models=[{"name": "m", "replicas": [replica(0, state="loading", loading=loading)]}])
+    assert any("loading 45 %" in line for line in drawn(160, 50, record))
+
+
 def test_dead_replica_is_told_with_its_hint_and_holds_nothing() -> None:
     ill = replica(0, state="backoff", pid=None, last_death=DEATH, slots_stuck=2)
     record = status(models=[{"name": "llama2-13b-chat", "replicas": [ill]}])

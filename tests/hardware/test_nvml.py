@@ -2,12 +2,13 @@
 
 import ast
 import inspect
+from types import ModuleType
 
 import pynvml
 import pytest
 
 from llamarack.errors import HardwareError
-from llamarack.hardware import detect, nvml
+from llamarack.hardware import detect, nvml, telemetry
 from llamarack.hardware.machine import LinkKind
 from llamarack.units import GIB
 
@@ -53,10 +54,11 @@ def test_library_that_blocks_is_left_at_the_deadline(order: pytest.MonkeyPatch) 
     assert "dmesg" in str(raised.value.hint)
 
 
-def test_every_name_asked_of_pynvml_exists() -> None:
+@pytest.mark.parametrize(("module", "fewest"), [(nvml, 30), (telemetry, 15)])
+def test_every_name_asked_of_pynvml_exists(module: ModuleType, fewest: int) -> None:
     """A misspelt one would only be met on a machine with a card."""
-    tree = ast.parse(inspect.getsource(nvml))
+    tree = ast.parse(inspect.getsource(module))
     attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     names = {node.attr for node in attributes if isinstance(node.value, ast.Name) and node.value.id == "pynvml"}
-    assert len(names) > 30
+    assert len(names) > fewest
     assert [name for name in names if not hasattr(pynvml, name)] == []

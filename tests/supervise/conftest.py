@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ import psutil
 import pytest
 
 from llamarack.supervise.admin import AdminServer
+from llamarack.supervise.replica import Replica
 from llamarack.supervise.supervisor import Supervisor
 from tests.fake_rack import build
+from tests.supervise.faults import Fault
 
 DEADLINE_S = 40.0
 
@@ -25,6 +27,14 @@ DEADLINE_S = 40.0
 def own_load_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Tests must not wait for a model that somebody else loads on this machine."""
     monkeypatch.setenv("LLAMARACK_LOAD_LOCK", str(tmp_path / "load.lock"))
+
+
+@pytest.fixture
+def fault(request: pytest.FixtureRequest) -> Iterator[Fault]:
+    """The clock of a fault test: `strikes`, `is_found`, `is_over`."""
+    clock = Fault()
+    yield clock
+    clock.write(request.node.nodeid)
 
 
 class RunningRack:
@@ -75,6 +85,17 @@ async def running_rack(folder: Path, replicas: list[dict[str, Any]], **supervise
         yield rack
     finally:
         await rack.stop()
+
+
+async def order(replica: Replica, **faults: Any) -> None:
+    """Faults for all requests that this running fake engine will get; the next start knows nothing of them."""
+    assert replica.endpoint is not None
+    connector = aiohttp.UnixConnector(path=str(replica.endpoint.socket))
+    async with (
+        aiohttp.ClientSession(connector=connector) as session,
+        session.post("http://engine/fake/faults", data=json.dumps(faults)) as response,
+    ):
+        assert response.status == 200
 
 
 async def until_http_ready(url: str) -> None:

@@ -13,6 +13,7 @@ from llamarack.supervise.state import State
 from tests import fake_rack
 from tests.supervise.asking import many, stream_once
 from tests.supervise.conftest import DEADLINE_S, RunningRack, left_of, rack_process, running_rack, until_http_ready
+from tests.supervise.faults import Fault
 from tests.supervise.oom_cgroup import memory_cgroup
 
 pytestmark = pytest.mark.process
@@ -24,6 +25,10 @@ def _steps(rack: RunningRack) -> list[str]:
     return [entry.data["setting"] for entry in rack.supervisor.journal.recent if entry.kind == "degraded"]
 
 
+@pytest.mark.fault(
+    "out of memory at the start",
+    "started again with less: memory fraction (vLLM), batch, context, concurrency, a coarser file",
+)
 async def test_at_start_each_rung_is_taken_journalled_and_shown(tmp_path: Path) -> None:
     async with running_rack(tmp_path, [{**SIZES, "memory": 12_900 + 2 * 2048}], restarts={"max": 0}) as rack:
         await rack.until_ready()
@@ -41,23 +46,49 @@ async def test_at_start_each_rung_is_taken_journalled_and_shown(tmp_path: Path) 
     assert not left_of(tmp_path)
 
 
-async def test_at_the_first_request(tmp_path: Path) -> None:
+@pytest.mark.fault("out of memory at the first request", "started again with less before any client is served")
+async def test_at_the_first_request(tmp_path: Path, fault: Fault) -> None:
+    fault.strikes()
     async with running_rack(tmp_path, [{**SIZES, "memory": 12_900 + 4 * 4096, "memory_ends": "request"}]) as rack:
+        await rack.until(lambda: "degraded" in rack.kinds())
+        fault.is_found()
         await rack.until_ready()
+        fault.is_over()
         assert _steps(rack) == ["batch_tokens"]
 
 
-async def test_under_load_what_had_not_begun_is_answered_by_the_smaller_plan(tmp_path: Path) -> None:
+@pytest.mark.fault(
+    "out of memory under load", "started again with less; requests that had not begun are answered by the smaller plan"
+)
+async def test_under_load_what_had_not_begun_is_answered_by_the_smaller_plan(tmp_path: Path, fault: Fault) -> None:
     faults = {**SIZES, "memory": 12_900 + 4 * 4096, "memory_ends": "load", "prefill_s": 0.3}
     async with running_rack(tmp_path, [faults]) as rack:
         await rack.until_ready()
         await until_http_ready(rack.url)
         assert _steps(rack) == []
-        outcomes = await many(rack.url, 3, tokens=5)
+        fault.strikes()
+        asked = asyncio.create_task(many(rack.url, 3, tokens=5))
+        await rack.until(lambda: "degraded" in rack.kinds())
+        fault.is_found()
+        outcomes = await asked
+        fault.is_over()
         assert [outcome.fault for outcome in outcomes] == [None] * 3
         assert _steps(rack) == ["batch_tokens"]
 
 
+@pytest.mark.fault("engine that runs out of memory and lives on", "found in its log, started again with less")
+async def test_engine_that_tells_of_it_and_lives_on_gets_a_smaller_plan(tmp_path: Path) -> None:
+    faults = {**SIZES, "memory": 12_900 + 4 * 4096, "memory_ends": "answer"}
+    async with running_rack(tmp_path, [faults], sample_s=0.1) as rack:
+        await rack.until_ready()
+        await until_http_ready(rack.url)
+        await stream_once(rack.url, tokens=3)
+        await rack.until(lambda: _steps(rack) == ["batch_tokens"])
+        await rack.until_ready()
+        assert rack.supervisor.replicas[0].restarts == 1
+
+
+@pytest.mark.fault("out of memory with the smallest limits", "the next file of `fallbacks`")
 async def test_coarser_file_is_the_last_rung(tmp_path: Path) -> None:
     (tmp_path / "fake.gguf").write_bytes(b"x" * 90_000)
     (tmp_path / "small.gguf").write_bytes(b"x" * 10_000)
@@ -68,6 +99,7 @@ async def test_coarser_file_is_the_last_rung(tmp_path: Path) -> None:
         assert rack.supervisor.replicas[0].spec.path.name == "small.gguf"
 
 
+@pytest.mark.fault("out of memory with every plan", "`failed`, the other replicas serve on")
 async def test_ladder_that_ends_is_told_and_nothing_is_started_again(tmp_path: Path) -> None:
     async with running_rack(tmp_path, [{}, {**SIZES, "memory": 1}]) as rack:
         hungry = rack.supervisor.replicas[1]
@@ -78,6 +110,7 @@ async def test_ladder_that_ends_is_told_and_nothing_is_started_again(tmp_path: P
         assert rack.supervisor.replicas[0].state is State.READY
 
 
+@pytest.mark.fault("out of memory with `on_out_of_memory: fail`", "`failed` at once")
 async def test_fail_stops_at_once(tmp_path: Path) -> None:
     rack = RunningRack(fake_rack.build(tmp_path, [{**SIZES, "memory": 1, "on_out_of_memory": "fail"}]))
     await rack.start()
@@ -88,6 +121,10 @@ async def test_fail_stops_at_once(tmp_path: Path) -> None:
     await rack.stop()
 
 
+@pytest.mark.fault(
+    "supervisor killed while a degraded engine runs",
+    "the next supervisor takes the smaller engine back without a reload",
+)
 async def test_heir_of_a_killed_supervisor_takes_the_smaller_engine_back_as_it_is(tmp_path: Path) -> None:
     replicas = [{**SIZES, "memory": 12_900 + 4 * 4096}]
     paths = fake_rack.paths_in(tmp_path)
@@ -103,6 +140,10 @@ async def test_heir_of_a_killed_supervisor_takes_the_smaller_engine_back_as_it_i
     assert not left_of(tmp_path)
 
 
+@pytest.mark.fault(
+    "killed by the host's out-of-memory killer",
+    "told from a crash by the cgroup's counter; the cure names the RAM or the limit, not the card",
+)
 async def test_kill_by_the_hosts_out_of_memory_killer_names_ram_and_not_the_card(tmp_path: Path) -> None:
     paths = fake_rack.paths_in(tmp_path)
     with memory_cgroup(600 * 1024**2) as group:
@@ -115,7 +156,7 @@ async def test_kill_by_the_hosts_out_of_memory_killer_names_ram_and_not_the_card
             entries = read_entries(paths.events, 100)
             died = next(entry for entry in entries if entry.kind == "died")
             assert died.data["cause"] == "host_out_of_memory"
-            assert "out-of-memory killer: the cgroup's limit of 600 MiB is used up" in died.message
+            assert "out-of-memory killer: the cgroup's limit of 600.0 MiB is used up" in died.message
             assert "RAM" in died.data["hint"]
             assert "the card is not at fault" in died.data["hint"]
             # A model on the processor lives in that RAM, so a smaller plan helps.

@@ -19,6 +19,7 @@ from llamarack.supervise.state import State
 from tests import fake_rack
 from tests.supervise.asking import many, stream_once
 from tests.supervise.conftest import DEADLINE_S, RunningRack, left_of, running_rack
+from tests.supervise.faults import Fault
 
 pytestmark = pytest.mark.process
 
@@ -35,6 +36,7 @@ async def _until_http_ready(url: str) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.fault("two loads at once", "one at a time on the whole machine")
 async def test_replicas_load_one_at_a_time_and_share_the_requests(tmp_path: Path) -> None:
     async with running_rack(tmp_path, [{"load_s": 0.3, "token_interval_s": 0.01}] * 2) as rack:
         most_loading = 0
@@ -59,7 +61,8 @@ async def test_replicas_load_one_at_a_time_and_share_the_requests(tmp_path: Path
     assert not left_of(tmp_path)
 
 
-async def test_killed_engine_is_restarted_and_only_what_had_streamed_is_lost(tmp_path: Path) -> None:
+@pytest.mark.fault("engine killed -9", "started again; only what had begun to stream is lost, with an error event")
+async def test_killed_engine_is_restarted_and_only_what_had_streamed_is_lost(tmp_path: Path, fault: Fault) -> None:
     async with running_rack(tmp_path, [{"token_interval_s": 0.02}] * 2) as rack:
         await rack.until_ready()
         await _until_http_ready(rack.url)
@@ -73,11 +76,15 @@ async def test_killed_engine_is_restarted_and_only_what_had_streamed_is_lost(tmp
         assert victim.child is not None
         assert victim.child.pid is not None
         os.kill(victim.child.pid, signal.SIGKILL)
+        fault.strikes()
+        await rack.until(lambda: "died" in rack.kinds())
+        fault.is_found()
         outcomes = await asyncio.gather(*streaming)
         assert {outcome.fault for outcome in outcomes} == {None, "error event"}
         assert all(outcome.events > 0 for outcome in outcomes if outcome.fault)
         assert [outcome.fault for outcome in await asyncio.gather(*silent)] == [None] * 4
         await rack.until_ready()
+        fault.is_over()
         assert victim.restarts == 1
         assert victim.last_death is not None
         assert victim.last_death.cause == "killed"
@@ -88,7 +95,8 @@ async def test_killed_engine_is_restarted_and_only_what_had_streamed_is_lost(tmp
     assert not left_of(tmp_path)
 
 
-async def test_killed_gateway_is_restarted_on_the_same_port_and_engines_stay(tmp_path: Path) -> None:
+@pytest.mark.fault("gateway killed -9", "started again on the same port, engines stay")
+async def test_killed_gateway_is_restarted_on_the_same_port_and_engines_stay(tmp_path: Path, fault: Fault) -> None:
     async with running_rack(tmp_path, [{}]) as rack:
         await rack.until_ready()
         await _until_http_ready(rack.url)
@@ -96,12 +104,15 @@ async def test_killed_gateway_is_restarted_on_the_same_port_and_engines_stay(tmp
         gateway = rack.supervisor.gateways.children[0]
         assert gateway.pid is not None
         os.kill(gateway.pid, signal.SIGKILL)
+        fault.strikes()
         await rack.until(lambda: "gateway_died" in rack.kinds() and rack.supervisor.gateways.children[0] is not gateway)
         await _until_http_ready(rack.url)
+        fault.is_over()
         assert (await stream_once(rack.url, tokens=3)).fault is None
         assert rack.supervisor.replicas[0].child is engine
 
 
+@pytest.mark.fault("crash loop", "capped by `restarts`, then `failed`; the others serve on")
 async def test_crash_loop_ends_in_failed_and_the_other_replica_serves_on(tmp_path: Path) -> None:
     faults = [{}, {"crash_in_load": True, "load_error": "something unheard of"}]
     async with running_rack(tmp_path, faults, restarts={"max": 2, "window_s": 600}) as rack:
@@ -136,6 +147,7 @@ async def test_rack_whose_every_start_fails_ends_with_the_cause_and_the_log(tmp_
     await rack.stop()
 
 
+@pytest.mark.fault("engine never becomes ready", "ended at its deadline, which goes by size")
 async def test_engine_that_never_answers_is_ended_at_its_deadline(tmp_path: Path) -> None:
     supervisor = fake_rack.build(tmp_path, [{"never_ready": True, "start_deadline_s": 1.0}], restarts={"max": 0})
     rack = RunningRack(supervisor)
@@ -147,6 +159,7 @@ async def test_engine_that_never_answers_is_ended_at_its_deadline(tmp_path: Path
     assert not left_of(tmp_path)
 
 
+@pytest.mark.fault("garbage instead of language", "refused before traffic")
 async def test_garbage_at_warm_up_is_refused_before_traffic(tmp_path: Path) -> None:
     rack = RunningRack(fake_rack.build(tmp_path, [{"garbage": True}], restarts={"max": 0}))
     await rack.start()
@@ -181,12 +194,16 @@ async def test_drain_of_one_replica_finishes_what_runs_there_and_leaves_the_othe
         assert rack.supervisor.replicas[1].state is State.READY
 
 
+@pytest.mark.fault(
+    "engine ignores SIGTERM and forks into another session", "every process is ended before `stopped` is said"
+)
 async def test_stop_in_mid_load_leaves_nothing(tmp_path: Path) -> None:
     async with running_rack(tmp_path, [{"load_s": 30, "ignore_sigterm": True, "grandchild_setsid": True}]) as rack:
         await rack.until(lambda: rack.supervisor.replicas[0].state is State.LOADING)
     assert not left_of(tmp_path)
 
 
+@pytest.mark.fault("two `serve` of the same file", "the second is refused and names the first")
 async def test_second_supervisor_of_the_same_rack_is_refused(tmp_path: Path) -> None:
     async with running_rack(tmp_path, [{}]):
         with pytest.raises(UsageError, match=f"already running \\(process {os.getpid()}\\)"):
@@ -219,6 +236,7 @@ async def _port_of(process: subprocess.Popen[bytes]) -> int:
     return port
 
 
+@pytest.mark.fault("supervisor killed -9", "gateway and engines serve on; the next supervisor takes them back")
 async def test_killed_supervisor_loses_nothing_and_its_heir_reloads_nothing(tmp_path: Path) -> None:
     replicas: list[dict[str, object]] = [{"token_interval_s": 0.02}] * 2
     first = _start_process(tmp_path, replicas)

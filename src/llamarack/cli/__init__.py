@@ -28,6 +28,7 @@ _COMMANDS = (
     "keys",
     "bench",
     "tune",
+    "soak",
     "verify",
     "compare",
     "acceptance",

@@ -20,22 +20,28 @@ from llamarack.errors import UsageError
 from llamarack.judge.proofs import read_proofs
 from llamarack.paths import RackPaths, rack_paths
 from llamarack.paths import state_dir as state_folder
+from llamarack.supervise import admin
 from llamarack.supervise.admin import ask
 from llamarack.supervise.journal import Entry
 from llamarack.supervise.supervisor import is_running
 
+_FOLLOWED_FROM = 10
 _WATCH_S = 1.0
 
 
 def status(
     rack: Annotated[str | None, typer.Option(help="Which rack; default: the only one that runs.")] = None,
     events: Annotated[int, typer.Option("--events", min=0, help="Show this many of the newest events.")] = 0,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Events as they happen, until Ctrl-C.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the record.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Redraw every second until Ctrl-C.")] = False,
     state_dir: StateDir = None,
 ) -> None:
     """Show models, replicas, restarts and their causes."""
     paths = rack_paths(rack or the_running_rack(state_dir), state_dir)
+    if follow:
+        asyncio.run(_follow(paths, events or _FOLLOWED_FROM, json))
+        return
     if watch:
         if json or events:
             raise UsageError("`--watch` goes with neither --json nor --events", hint="llamarack status --watch")
@@ -56,6 +62,14 @@ def status(
         print_json(orjson.dumps(record))
     else:
         _print(record)
+
+
+async def _follow(paths: RackPaths, limit: int, json: bool) -> None:
+    async for entry in admin.follow(paths, limit):
+        if json:
+            print_json(orjson.dumps(entry))
+        else:
+            print_entry(Entry(**entry))
 
 
 def proofs_record(paths: RackPaths, running_sha256: str | None) -> list[dict[str, Any]]:

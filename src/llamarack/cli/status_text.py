@@ -172,7 +172,7 @@ def _row(model: str, replica: Mapping[str, Any]) -> dict[str, str]:
     return {
         "model": escape(model),
         "replica": escape(replica["id"]),
-        "state": f"[{style}]{replica['state']}[/]",
+        "state": f"[{style}]{replica['state']}[/]{_load_share(replica.get('loading'))}",
         "engine": replica["engine"],
         "pid": str(replica["pid"] or "–"),
         "busy": f"{busy}/{replica['slots_total']}" + (f" [red]{stuck} stuck[/]" if stuck else ""),
@@ -181,6 +181,10 @@ def _row(model: str, replica: Mapping[str, Any]) -> dict[str, str]:
         "held": format_bytes(actual if replica["pid"] else None),
         "restarts": str(replica["restarts"]),
     }
+
+
+def _load_share(loading: Mapping[str, Any] | None) -> str:
+    return "" if loading is None or loading["fraction"] is None else f" {100 * loading['fraction']:.0f} %"
 
 
 def _event(entry: Mapping[str, Any]) -> str:

@@ -65,12 +65,14 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """What an engine says of its own work. `None`: it does not say."""
+    """What an engine says of its own work. `None`: it does not say. `steps`: rises with every step of the model, so
+    that a long prompt being read is seen to move."""
 
     generated_tokens: int | None
     prompt_tokens: int | None
     running: int | None
     waiting: int | None
+    steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +177,7 @@ class MetricNames:
     prompt_tokens: tuple[str, ...] = ()
     running: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
 
 
 def read_counters(metrics_text: str, names: MetricNames) -> Counters:
@@ -198,4 +201,5 @@ def read_counters(metrics_text: str, names: MetricNames) -> Counters:
         prompt_tokens=total(names.prompt_tokens),
         running=total(names.running),
         waiting=total(names.waiting),
+        steps=total(names.steps),
     )

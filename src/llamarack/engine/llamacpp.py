@@ -178,6 +178,7 @@ class LlamaCpp:
                 prompt_tokens=("llamacpp:prompt_tokens_total",),
                 running=("llamacpp:requests_processing",),
                 waiting=("llamacpp:requests_deferred",),
+                steps=("llamacpp:n_decode_total",),
             ),
         )
 

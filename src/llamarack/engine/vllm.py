@@ -48,6 +48,7 @@ METRICS = MetricNames(
     prompt_tokens=("vllm:prompt_tokens_total", "vllm:prompt_tokens"),
     running=("vllm:num_requests_running",),
     waiting=("vllm:num_requests_waiting",),
+    steps=("vllm:iteration_tokens_total_count",),
 )
 
 

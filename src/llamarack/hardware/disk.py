@@ -65,7 +65,7 @@ def read_model_disk(path: Path, root: Path = Path("/")) -> ModelDisk:
         path=str(path),
         size_bytes=sum(file.stat().st_size for file in files),
         file_system=file_system,
-        is_network=None if file_system is None else _NETWORK.fullmatch(file_system) is not None,
+        is_network=is_network(file_system),
         is_rotational=_is_rotational(path, root),
         free_bytes=shutil.disk_usage(path).free,
         cached_fraction=cached_fraction(largest) if largest else None,
@@ -98,6 +98,10 @@ def file_system_of(path: Path, root: Path = Path("/")) -> str | None:
         if path.is_relative_to(point) and (best is None or len(point.parts) >= best[0]):
             best = (len(point.parts), after.split(" ")[0])
     return best[1] if best else None
+
+
+def is_network(file_system: str | None) -> bool | None:
+    return None if file_system is None else _NETWORK.fullmatch(file_system) is not None
 
 
 def cached_fraction(path: Path) -> float | None:

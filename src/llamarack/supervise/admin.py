@@ -1,7 +1,8 @@
 """The rack's admin socket: one JSON object a line, for the commands of this user and for gateway workers.
 
-Requests: `status`, `events`, `stop`, `drain` (a replica or the rack), `reload` and its `abort`, and `gateway`, which
-turns the connection into a worker's link. The socket lies in a folder of mode 0700; there is no other guard.
+Requests: `status`, `events`, `stop`, `drain` (a replica or the rack), `reload` and its `abort`; `follow`, after which
+the connection gets every event as it happens; and `gateway`, which turns the connection into a worker's link. The
+socket lies in a folder of mode 0700; there is no other guard.
 """
 
 from __future__ import annotations
@@ -9,20 +10,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import AsyncIterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import orjson
 import psutil
 
 from llamarack.errors import LlamarackError, NothingRunning, UsageError
 from llamarack.paths import RackPaths
 from llamarack.supervise.canary import Trial
 from llamarack.supervise.change import Outcome
+from llamarack.supervise.journal import Entry
 from llamarack.supervise.spec_json import deployment_from_json
 from llamarack.supervise.status import events_record, status_record
 from llamarack.supervise.supervisor import Source, Supervisor, is_running, lock_holder
 
 _MAX_LINE_BYTES = 4 * 1024**2
+_FOLLOW_MAX = 1024  # entries that a slow reader may lag behind
+_LAST_LINES_S = 1.0
 
 
 class AdminServer:
@@ -30,6 +37,8 @@ class AdminServer:
         self._supervisor = supervisor
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
+        self._followed: list[asyncio.Queue[Entry | None]] = []
+        self._following: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         path = self._supervisor.paths.admin_socket
@@ -38,7 +47,11 @@ class AdminServer:
         self._server = await asyncio.start_unix_server(self._serve, str(path), limit=_MAX_LINE_BYTES)
 
     async def stop(self) -> None:
-        """Ends the connections of commands that wait for the rack's end."""
+        """Ends the connections of commands that wait for the rack's end; followers get what was told until now."""
+        for queue in self._followed:
+            queue.put_nowait(None)
+        if self._following:
+            await asyncio.wait(self._following, timeout=_LAST_LINES_S)
         if self._server is not None:
             self._server.close()
         for writer in self._open:
@@ -52,6 +65,9 @@ class AdminServer:
                 if request["op"] == "gateway":
                     await self._supervisor.gateways.serve_link(request["worker"], reader, writer)
                     return
+                if request["op"] == "follow":
+                    await self._follow(int(request["limit"]), reader, writer)
+                    return
                 try:
                     answer = await self._answer(request)
                 except LlamarackError as error:
@@ -63,6 +79,32 @@ class AdminServer:
         finally:
             self._open.discard(writer)
             writer.close()
+
+    async def _follow(self, limit: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """The newest entries and then each new one, until the reader leaves or lags too far behind."""
+        journal = self._supervisor.journal
+        queue: asyncio.Queue[Entry | None] = asyncio.Queue()
+
+        def take(entry: Entry) -> None:
+            if queue.qsize() < _FOLLOW_MAX:
+                queue.put_nowait(entry)
+
+        for entry in list(journal.recent)[-limit:] if limit else ():
+            queue.put_nowait(entry)
+        journal.on_entry.append(take)
+        self._followed.append(queue)
+        writing = asyncio.create_task(_write_all(queue, writer))
+        leaving = asyncio.create_task(reader.read())
+        self._following.add(writing)
+        try:
+            await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            journal.on_entry.remove(take)
+            self._followed.remove(queue)
+            self._following.discard(writing)
+            for task in (writing, leaving):
+                task.cancel()
+            await asyncio.gather(writing, leaving, return_exceptions=True)
 
     async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         supervisor = self._supervisor
@@ -102,6 +144,12 @@ class AdminServer:
         )
 
 
+async def _write_all(queue: asyncio.Queue[Entry | None], writer: asyncio.StreamWriter) -> None:
+    while (entry := await queue.get()) is not None and queue.qsize() < _FOLLOW_MAX:
+        writer.write(orjson.dumps(asdict(entry), option=orjson.OPT_APPEND_NEWLINE, default=str))
+        await writer.drain()
+
+
 async def ask(paths: RackPaths, request: dict[str, Any], *, timeout_s: float = 10.0) -> dict[str, Any]:
     """One request to a running rack. Raises NothingRunning when there is none, and the error that the rack met."""
     try:
@@ -125,6 +173,21 @@ def _error_of(refusal: dict[str, Any]) -> LlamarackError:
         classes += known.__subclasses__()
     found = next((known for known in classes if known.code == refusal["code"]), LlamarackError)
     return found(refusal["message"], hint=refusal["hint"])
+
+
+async def follow(paths: RackPaths, limit: int) -> AsyncIterator[dict[str, Any]]:
+    """The newest `limit` events of a running rack and each new one, until it ends. Raises NothingRunning."""
+    try:
+        reader, writer = await asyncio.open_unix_connection(str(paths.admin_socket), limit=_MAX_LINE_BYTES)
+    except OSError as error:
+        raise nothing_running(paths) from error
+    try:
+        writer.write(json.dumps({"op": "follow", "limit": limit}).encode() + b"\n")
+        with contextlib.suppress(ConnectionError):
+            while line := await reader.readline():
+                yield json.loads(line)
+    finally:
+        writer.close()
 
 
 def nothing_running(paths: RackPaths) -> NothingRunning:

@@ -55,6 +55,17 @@ class EngineClient:
         except (aiohttp.ClientError, OSError, TimeoutError):
             return False
 
+    async def metrics(self, *, timeout_s: float) -> str:
+        """The text of the engine's own /metrics."""
+        try:
+            async with self._session.get(f"{self._endpoint.base_url}/metrics", timeout=_limit(timeout_s)) as response:
+                status, text = response.status, await response.text(errors="replace")
+        except aiohttp.ClientError as error:
+            raise ConnectionError(str(error)) from error
+        if status != 200:
+            raise EngineRefused(status, text)
+        return text
+
     async def chat(
         self, messages: list[dict[str, str]], *, max_tokens: int, timeout_s: float, **options: Any
     ) -> Answer:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from pydantic import TypeAdapter
 
 SCHEMA_VERSION = 1
 _MAX_BYTES = 8 * 1024**2
@@ -41,6 +42,7 @@ class Journal:
         self.recent: deque[Entry] = deque(maxlen=_KEPT_IN_MEMORY)
         self.on_entry: list[Callable[[Entry], None]] = []
         self.lost = 0
+        self._is_unwritable = False
 
     def note(self, kind: str, message: str, *, replica: str | None = None, **data: Any) -> None:
         self._write("info", kind, message, replica, data)
@@ -56,18 +58,36 @@ class Journal:
             time_unix_s=time.time(), kind=kind, severity=severity, message=message, replica=replica, data=data
         )
         self.recent.append(entry)
+        why = self._append(entry)
+        for callback in [*self.on_entry]:
+            callback(entry)
+        if why is not None:
+            self.lost += 1
+        if (why is not None) != self._is_unwritable:
+            self._is_unwritable = why is not None
+            if why is not None:
+                self.warn("journal_unwritable", f"`{self._path}` cannot be written: {why}; events are only shown")
+            else:
+                self.note("journal_writable", f"written again; {self.lost} events are not in the file", lost=self.lost)
+
+    def _append(self, entry: Entry) -> str | None:
+        """What the disk says against it, None when it was written."""
         try:
             self._rotate()
             with open(self._path, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-                file.write(orjson.dumps(asdict(entry), option=orjson.OPT_APPEND_NEWLINE))
-        except OSError:
-            self.lost += 1
-        for callback in self.on_entry:
-            callback(entry)
+                file.write(orjson.dumps(asdict(entry), option=orjson.OPT_APPEND_NEWLINE, default=str))
+        except OSError as error:
+            return error.strerror or str(error)
+        return None
 
     def _rotate(self) -> None:
         if self._path.exists() and self._path.stat().st_size > _MAX_BYTES:
             os.replace(self._path, self._path.with_name(self._path.name + ".1"))
+
+
+def json_schema() -> dict[str, Any]:
+    """Of one line of the file: `llamarack schema --record event`."""
+    return TypeAdapter(Entry).json_schema(mode="serialization")
 
 
 def read_entries(path: Path, limit: int) -> list[Entry]:

@@ -94,6 +94,7 @@ def _replica(
         has_template=bool(model.chat_template or spec.chat_template),
         start_deadline_s=start_deadline_s(supervise, spec.weights_bytes),
         fingerprint=_fingerprint(model, group, path, candidate, uuids),
+        is_deadline_auto=supervise.start_deadline == "auto",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 
@@ -17,12 +18,19 @@ def living_engines(memory: Memory | None) -> dict[int, int]:
     """Private memory in bytes of every engine process that an earlier supervisor left running, by pid."""
     found: dict[int, int] = {}
     for saved in memory.replicas if memory else ():
-        for pid in processes_marked(keeper_mark(saved.memory.control_socket)):
-            try:
-                usage = psutil.Process(pid).memory_info()
-            except psutil.Error:
-                continue
-            found[pid] = usage.rss - usage.shared  # mapped weights are page cache, which counts as available
+        found |= engine_memory(saved.memory.control_socket)
+    return found
+
+
+def engine_memory(control_socket: Path) -> dict[int, int]:
+    """The same of one keeper's engine."""
+    found: dict[int, int] = {}
+    for pid in processes_marked(keeper_mark(control_socket)):
+        try:
+            usage = psutil.Process(pid).memory_info()
+        except psutil.Error:
+            continue
+        found[pid] = usage.rss - usage.shared  # mapped weights are page cache, which counts as available
     return found
 
 

@@ -22,7 +22,6 @@ from llamarack.supervise.memory_file import Memory
 from llamarack.supervise.own_memory import living_engines, without_engines
 from llamarack.supervise.replica_record import ReplicaSpec
 from llamarack.supervise.spec_json import spec_from_json
-from llamarack.supervise.unbuilt import unbuilt_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +43,7 @@ async def prepare(deployment: Deployment, memory: Memory | None, running: Sequen
     wanted = {model.path_of(group) for model in deployment.models for group in model.groups}
     wanted |= {path for model in deployment.models for path in model.fallbacks}
     specs = {path: await asyncio.to_thread(read_model, path) for path in wanted}
-    warnings = unbuilt_settings(deployment) + [
-        warning for model in deployment.models for warning in _judge(model, specs)
-    ]
+    warnings = [warning for model in deployment.models for warning in _judge(model, specs)]
     groups = [group for model in deployment.models for group in model.groups]
     machine = await asyncio.to_thread(with_rpc_devices, machine, groups)
     layout = lay_out(

@@ -11,8 +11,8 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Coroutine, Mapping
-from dataclasses import asdict
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -20,6 +20,7 @@ from llamarack.config import Group
 from llamarack.engine.adaptor import Diagnosis, Endpoint, LaunchContext
 from llamarack.engine.device_memory import TermCheck, term_checks
 from llamarack.errors import LlamarackError, NeverReady
+from llamarack.hardware.disk import file_system_of
 from llamarack.hardware.host import read_cgroup_limits, read_host
 from llamarack.hardware.loadlock import LoadLock
 from llamarack.paths import RackPaths, make_private
@@ -27,6 +28,7 @@ from llamarack.supervise.card_share import held_bytes, require_shares
 from llamarack.supervise.degrade import OUT_OF_MEMORY, Rung, smaller_plans
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.keeping import GRACE_S, ChildExit, ChildSpec, KeptChild, start_child
+from llamarack.supervise.loading import Load, read_state, slow_causes
 from llamarack.supervise.replica_record import Death, Degraded, Remembered, ReplicaSpec
 from llamarack.supervise.state import Event, RestartPolicy, State, next_state
 from llamarack.units import format_bytes, format_duration
@@ -34,6 +36,9 @@ from llamarack.units import format_bytes, format_duration
 T = TypeVar("T")
 _LOAD_LOCK_POLL_S = 0.1
 _ANSWER_POLL_S = 0.05
+_ROOM_POLL_S = 2.0
+_CONDEMNED_GRACE_S = 1.0  # what does not answer will hardly end in order, and its requests wait
+_LEAST_WARM_UP_S = 30.0
 _LOG_TAIL_BYTES = 262_144  # every rank of a vLLM prints some 10 KB of traceback after the line that tells the cause
 # A whole micro-batch on cards, where kernels are chosen by shape; on the CPU nothing is compiled, and a long prompt
 # would only make every start a second longer.
@@ -63,11 +68,29 @@ class World(Protocol):
 
     async def card_free_bytes(self) -> Mapping[str, int | None]: ...
 
+    async def card_shortage(self, spec: ReplicaSpec) -> str | None: ...
+
     async def plan_again(self, replica: str, group: Group, path: Path) -> ReplicaSpec: ...
 
 
 class _Stop(Exception):
     """The replica was told to stop while it was doing something else."""
+
+
+class _Recycle(Exception):
+    """To be drained, ended and started anew, for the reason given."""
+
+
+class _Condemned(Exception):
+    """Judged unfit while serving, from outside: it is ended and started again."""
+
+    def __init__(self, diagnosis: Diagnosis) -> None:
+        super().__init__(diagnosis.message)
+        self.diagnosis = diagnosis
+
+
+class _NoRoom(NeverReady):
+    code = "memory_not_free"
 
 
 class _Died(Exception):
@@ -84,6 +107,7 @@ class Replica:
         self.state = State.STOPPED
         self.endpoint: Endpoint | None = None
         self.child: KeptChild | None = None
+        self.load: Load | None = None  # of the newest start
         self.restarts = 0
         self.last_death: Death | None = None
         self.ready_since_unix_s: float | None = None
@@ -97,6 +121,8 @@ class Replica:
         self._asked_drain = asyncio.Event()
         self._drain_s: float | None = None
         self._asked_start = asyncio.Event()
+        self._condemned: asyncio.Future[Diagnosis] | None = None  # while ready, as is the next
+        self._recycled: asyncio.Future[str] | None = None
         self.changed = asyncio.Event()  # set at each transition, for those who wait
 
     @property
@@ -119,6 +145,16 @@ class Replica:
         """Finish what runs, for `within_s` at most (default: the rack's drain time), then stop."""
         self._drain_s = within_s
         self._asked_drain.set()
+
+    def condemn(self, cause: str, message: str, hint: str | None) -> None:
+        """End the running engine at once, as if it had died of `cause`; does nothing unless it is ready."""
+        if self._condemned is not None and not self._condemned.done():
+            self._condemned.set_result(Diagnosis(cause=cause, message=message, hint=hint))
+
+    def ask_recycle(self, reason: str) -> None:
+        """Finish what runs, end the engine and start it anew; does nothing unless it is ready."""
+        if self._recycled is not None and not self._recycled.done():
+            self._recycled.set_result(reason)
 
     def ask_start(self) -> None:
         """Out of `failed`, with the deaths forgotten and with the plan of the file."""
@@ -157,7 +193,13 @@ class Replica:
             lock.release()
             await self._take_down()
             return True
-        except (_Died, NeverReady, LlamarackError, OSError, TimeoutError) as error:
+        except _Recycle as reason:
+            lock.release()
+            self._world.journal.note("recycling", f"{reason}: finishes what runs and starts anew", replica=self.id)
+            await self._take_down()
+            self.restarts += 1
+            return self._asked_stop.is_set() or self._asked_drain.is_set()
+        except (_Died, _Condemned, NeverReady, LlamarackError, OSError, TimeoutError) as error:
             await self._bury(error)
             lock.release()
             if await self._plan_smaller():
@@ -170,16 +212,26 @@ class Replica:
     async def _bring_up(self, lock: LoadLock, *, adopted: bool) -> None:
         if self.state is not State.STARTING:
             self._step(Event.START)
+        if not adopted:
+            await self._until_room()
         await self._take_lock(lock)
         started = time.monotonic()
-        deadline = started + self.spec.start_deadline_s
+        self.load = Load(
+            now_monotonic_s=started,
+            deadline_s=self.spec.start_deadline_s,
+            may_extend=self.spec.is_deadline_auto,
+            weights_bytes=sum(card.terms.weights_bytes for card in self.spec.candidate.cards),
+        )
         free_before: Mapping[str, int | None] = {}
         if not adopted:
             free_before = await self._card_free_bytes()
             self.child = await self._spawn()
         self._step(Event.SPAWNED)
-        await self._unless_over(self._until_answers(), deadline)
+        await self._unless_over(self._until_answers(self.load), None)
         self._step(Event.ANSWERED)
+        deadline = started + self.spec.start_deadline_s
+        if self.spec.is_deadline_auto:  # a load that moved may have used all of it, and more
+            deadline = max(deadline, time.monotonic() + _LEAST_WARM_UP_S)
         await self._unless_over(self._warm_up(max(1.0, deadline - time.monotonic())), deadline)
         if free_before:
             self.card_held_bytes = held_bytes(free_before, await self._card_free_bytes())
@@ -241,14 +293,80 @@ class Replica:
             )
         )
 
-    async def _until_answers(self) -> None:
+    async def _until_room(self) -> None:
+        """Until the cards have what the plan needs: somebody else's process, or the engine before this one, may still
+        hold it. Raises NeverReady when that takes as long as a start may."""
+        told, since = False, time.monotonic()
+        while self.spec.card_uuids:
+            short = await self._world.card_shortage(self.spec)
+            if short is None:
+                return
+            if time.monotonic() - since >= self.spec.start_deadline_s:
+                raise _NoRoom(
+                    f"no room for {format_duration(self.spec.start_deadline_s)}: {short}",
+                    hint="end what holds it, or plan around it: llamarack plan FILE; nothing of others is ended here",
+                )
+            if not told:
+                told = True
+                self._world.journal.warn("memory_waits", f"waits for memory: {short}", replica=self.id)
+            await self._pause(_ROOM_POLL_S)
+
+    async def _pause(self, seconds: float) -> None:
+        """Raises _Stop when it is asked to stop meanwhile."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wait_asked()
+                raise _Stop
+
+    async def _until_answers(self, load: Load) -> None:
         # Imported while the engine loads: an HTTP client costs a quarter of a second that nobody then waits for.
         from llamarack.supervise.engine_client import EngineClient
 
         assert self.endpoint is not None
         async with EngineClient(self.endpoint) as client:
-            while not await client.is_up():  # noqa: ASYNC110 - the engine offers nothing to wait on
+            while not await client.is_up():  # the engine offers nothing to wait on
+                self._look_at(load)
                 await asyncio.sleep(_ANSWER_POLL_S)
+
+    def _look_at(self, load: Load) -> None:
+        """Samples the load, tells when it is slow, and raises NeverReady when its time is over; with the causes."""
+        now = time.monotonic()
+        if load.is_due(now) and self.child is not None:
+            tail = read_tail(self.log_path, self._log_from_bytes)
+            state = read_state(
+                self.child.pid,
+                self.log_path,
+                now_monotonic_s=now,
+                fraction=self.spec.adaptor.load_fraction(tail),
+                weights_bytes=load.weights_bytes,
+                on_cards=bool(self.spec.card_uuids),
+            )
+            load.take(state)
+        is_over = load.is_over(now)
+        if not is_over and (load.is_slow_told or not load.is_slow(now)):
+            return
+        causes = "; ".join(self._why_slow(load))
+        if is_over:
+            raise NeverReady(
+                f"not ready within {format_duration(load.deadline_s)}" + (f": {causes}" if causes else ""),
+                hint="supervise.start_deadline in seconds allows more; the log tells how far it came",
+            )
+        load.is_slow_told = True
+        done = "" if load.state.fraction is None else f", {100 * load.state.fraction:.0f} % done"
+        self._world.journal.warn(
+            "start_slow",
+            f"loading for {format_duration(now - load.started_s)}{done}" + (f": {causes}" if causes else ""),
+            replica=self.id,
+            hint=f"it may take {format_duration(load.deadline_s)}",
+        )
+
+    def _why_slow(self, load: Load) -> Sequence[str]:
+        return slow_causes(
+            load,
+            time.monotonic(),
+            file_system=file_system_of(self.spec.path),
+            host=read_host(),
+        )
 
     async def _card_free_bytes(self) -> Mapping[str, int | None]:
         """Of this replica's cards; empty on the processor."""
@@ -272,8 +390,16 @@ class Replica:
             )
 
     async def _while_ready(self) -> None:
-        """Returns only by raising: asked to stop, or died."""
-        await self._unless_over(asyncio.Event().wait(), None)
+        """Returns only by raising: asked to stop, died, or condemned."""
+        loop = asyncio.get_running_loop()
+        condemned, recycled = self._condemned, self._recycled = loop.create_future(), loop.create_future()
+        try:
+            await self._unless_over(_any_of(condemned, recycled), None)
+            if condemned.done():
+                raise _Condemned(condemned.result())
+            raise _Recycle(recycled.result())
+        finally:
+            self._condemned = self._recycled = None
 
     async def _unless_over(self, work: Coroutine[Any, Any, T], deadline_monotonic_s: float | None) -> T:
         """`work`, ended early by the child's death, by the deadline or by a request to stop."""
@@ -333,11 +459,11 @@ class Replica:
         self._step(Event.GONE)
         self._world.journal.note("stopped", "stopped; no process is left", replica=self.id)
 
-    async def _end_child(self) -> None:
+    async def _end_child(self, grace_s: float = GRACE_S) -> None:
         if self.child is None:
             return
         if self.child.exit is None:
-            await self.child.stop(grace_s=GRACE_S)
+            await self.child.stop(grace_s=grace_s)
         await self.child.release()
         self.child = None
         self.endpoint = None
@@ -345,7 +471,8 @@ class Replica:
 
     async def _bury(self, error: Exception) -> None:
         """Records why it went down and makes sure that nothing of it is left."""
-        tail = read_tail(self.log_path, self._log_from_bytes)
+        # Without room nothing was started, and the log is that of the start before.
+        tail = [] if isinstance(error, _NoRoom) else read_tail(self.log_path, self._log_from_bytes)
         diagnosis = self._diagnose(error, tail)
         self.last_death = Death(
             at_unix_s=time.time(),
@@ -355,7 +482,7 @@ class Replica:
             hint=diagnosis.hint,
             log_tail=tuple(tail[-20:]),
         )
-        await self._end_child()
+        await self._end_child(_CONDEMNED_GRACE_S if isinstance(error, _Condemned) else GRACE_S)
         self._deaths_monotonic_s.append(time.monotonic())
         was = self.state
         self._step(Event.DIED)
@@ -379,6 +506,8 @@ class Replica:
             if exit.oom_near and known.cause in {"unrecognised", "rank_died", "collective_failed"}:
                 return _host_out_of_memory("a process of the engine was killed")
             return known
+        if isinstance(error, _Condemned):
+            return error.diagnosis
         if isinstance(error, NeverReady):  # an engine may answer with an error before it ends
             known = self.spec.adaptor.diagnose("not ready", tail)
             if known.cause != "unrecognised":
@@ -389,10 +518,15 @@ class Replica:
 
     async def _resume(self, degraded: Degraded | None) -> None:
         """An engine that is taken back goes on with the plan it was started with."""
-        if degraded is not None:
-            with contextlib.suppress(LlamarackError):  # only the numbers shown are then the file's
-                self.spec = await self._world.plan_again(self.id, degraded.group, degraded.path)
-            self.rungs = degraded.rungs
+        if degraded is None:
+            return
+        try:
+            self.spec = await self._world.plan_again(self.id, degraded.group, degraded.path)
+        except (LlamarackError, OSError):  # the bytes shown are then the file's; what is admitted must be the engine's
+            limits = degraded.group.limits
+            candidate = replace(self.spec.candidate, context_tokens=limits.context_tokens, sequences=limits.sequences)
+            self.spec = replace(self.spec, group=degraded.group, path=degraded.path, candidate=candidate)
+        self.rungs = degraded.rungs
 
     async def _plan_smaller(self) -> bool:
         """After out of memory: the next rung that this machine has room for. True: the next start has it."""
@@ -484,6 +618,10 @@ class Replica:
         self.changed.set()
         self.changed = asyncio.Event()
         self._world.changed()
+
+
+async def _any_of(*futures: asyncio.Future[Any]) -> None:
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _host_out_of_memory(who: str) -> Diagnosis:

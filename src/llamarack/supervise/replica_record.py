@@ -27,6 +27,7 @@ class ReplicaSpec:
     has_template: bool
     start_deadline_s: float
     fingerprint: str
+    is_deadline_auto: bool = False  # by size: a load that moves may take longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

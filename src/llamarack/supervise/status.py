@@ -11,6 +11,7 @@ import psutil
 
 from llamarack.supervise.generation import generation_of
 from llamarack.supervise.replica import Replica
+from llamarack.supervise.state import State
 from llamarack.supervise.traffic import traffic_record
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def status_record(supervisor: Supervisor) -> dict[str, Any]:
             for name in names
         ],
         "gateway": _gateway(supervisor),
+        "cards": supervisor.watch.cards.record(),
+        "host": supervisor.watch.host.record(),
         "events": [asdict(entry) for entry in list(supervisor.journal.recent)[-_EVENTS_IN_STATUS:]],
     }
 
@@ -102,6 +105,7 @@ def _replica(supervisor: Supervisor, replica: Replica) -> dict[str, Any]:
             "message": death.message,
             "hint": death.hint,
         },
+        "loading": _loading(replica),
         "ready_since_unix_s": replica.ready_since_unix_s,
         "start_seconds": replica.start_seconds,
         "endpoint": replica.endpoint.shown if replica.endpoint else None,
@@ -119,12 +123,27 @@ def _replica(supervisor: Supervisor, replica: Replica) -> dict[str, Any]:
             "speed": asdict(candidate.predicted),
         },
         "actual": {
+            "private_bytes": supervisor.watch.private_bytes(replica.id),
             "resident_bytes": _resident_bytes(pids),
             "card_held_bytes": replica.card_held_bytes,
             "terms": [asdict(check) for check in replica.memory_checks],
         },
         "degraded_from": _degraded_from(replica),
         "log": str(replica.log_path),
+    }
+
+
+def _loading(replica: Replica) -> dict[str, Any] | None:
+    """How far a load is; None unless it loads. `fraction` is None where neither its log nor its memory tells."""
+    load = replica.load
+    if load is None or replica.state is not State.LOADING:
+        return None
+    return {
+        "fraction": load.state.fraction,
+        "seconds": time.monotonic() - load.started_s,
+        "deadline_s": load.deadline_s,
+        "resident_bytes": load.state.resident_bytes,
+        "read_bytes": load.state.read_bytes,
     }
 
 

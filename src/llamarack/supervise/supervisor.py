@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from llamarack.config import Deployment, Group, Model
 from llamarack.engine.adaptor import Adaptor
 from llamarack.engine.builds import build_of, with_rpc_devices
-from llamarack.errors import DoesNotFit, EngineError, UsageError
+from llamarack.errors import DoesNotFit, EngineError, HardwareError, UsageError
 from llamarack.hardware.detect import detect_machine
 from llamarack.model.read import read_model
 from llamarack.paths import RackPaths, make_private
@@ -28,6 +28,7 @@ from llamarack.plan.devices import claim
 from llamarack.plan.record import CPU_INDEX
 from llamarack.supervise import generation, memory_file
 from llamarack.supervise.canary import Trial
+from llamarack.supervise.card_room import card_shortage
 from llamarack.supervise.change import Change, Outcome, in_words, is_leaving
 from llamarack.supervise.effective import deployment_sha256
 from llamarack.supervise.gateways import GatewayPool
@@ -35,6 +36,7 @@ from llamarack.supervise.journal import Journal
 from llamarack.supervise.keeping import KeptChild, attach_child
 from llamarack.supervise.layout import plan_again
 from llamarack.supervise.live_settings import require_changeable
+from llamarack.supervise.own_memory import engine_memory, without_engines
 from llamarack.supervise.replica import Replica
 from llamarack.supervise.replica_record import Remembered, ReplicaSpec
 from llamarack.supervise.slot_watch import SlotWatch
@@ -42,6 +44,8 @@ from llamarack.supervise.spec_json import deployment_from_json, spec_from_json, 
 from llamarack.supervise.state import RestartPolicy, State
 from llamarack.supervise.table import ModelRow, ReplicaRow, Table
 from llamarack.supervise.tally import Tally
+from llamarack.supervise.watch import Watch
+from llamarack.supervise.webhook import Webhook
 
 if TYPE_CHECKING:
     from llamarack.supervise.preparing import Prepared
@@ -104,14 +108,20 @@ def lock_holder(paths: RackPaths) -> int | None:
         return None
 
 
-Planner = Callable[[Deployment, ReplicaSpec, Group, Path, Sequence[ReplicaSpec]], ReplicaSpec]
+Planner = Callable[[Deployment, ReplicaSpec, Group, Path, Sequence[ReplicaSpec], Mapping[int, int]], ReplicaSpec]
 
 
 def plan_on_this_machine(
-    deployment: Deployment, was: ReplicaSpec, group: Group, path: Path, waiting: Sequence[ReplicaSpec]
+    deployment: Deployment,
+    was: ReplicaSpec,
+    group: Group,
+    path: Path,
+    waiting: Sequence[ReplicaSpec],
+    own: Mapping[int, int],
 ) -> ReplicaSpec:
-    """`waiting`: replicas that do not run at the moment and will take their share again."""
-    machine = with_rpc_devices(detect_machine(), [group])
+    """`waiting`: replicas that do not run at the moment and will take their share again. `own`: memory by pid of the
+    engine that is planned anew, where it runs already."""
+    machine = without_engines(with_rpc_devices(detect_machine(), [group]), own)
     claimed: dict[int, int] = {}
     for each in waiting:
         claim(claimed, each.candidate.cards, each.candidate.host_bytes)
@@ -162,6 +172,13 @@ class Supervisor:
         self.change: Change | None = None  # the newest
         self.shares: dict[str, float] = {}
         self.gateways = GatewayPool(deployment.gateway, deployment.supervise.stuck_request_s, paths, self.journal)
+        url = deployment.supervise.webhook
+        self._webhook = None if url is None else Webhook(url, paths.name, self.journal)
+        if self._webhook is not None:
+            self.journal.on_entry.append(self._webhook.take)
+        self._sending: asyncio.Task[None] | None = None
+        self.watch = Watch(self)
+        self._watching: asyncio.Task[None] | None = None
         self.started_unix_s = time.time()
         self.draining = False
         self._specs = list(specs)  # what the file asks for
@@ -206,12 +223,20 @@ class Supervisor:
         machine = await asyncio.to_thread(detect_machine)
         return {card.uuid: card.memory_free_bytes for card in machine.cards if card.uuid is not None}
 
+    async def card_shortage(self, spec: ReplicaSpec) -> str | None:
+        try:
+            machine = await asyncio.to_thread(detect_machine)
+        except HardwareError:
+            return None  # nobody knows; the engine will tell
+        return card_shortage(spec.candidate.cards, machine.cards, self.watch.owners())
+
     async def plan_again(self, replica: str, group: Group, path: Path) -> ReplicaSpec:
         """The replica with other limits or another file, as this machine has room for it now. Raises ConfigError,
         ModelError, HardwareError, DoesNotFit."""
         was = next(each for each in self.replicas if each.id == replica)
         waiting = [each.spec for each in self.replicas if each is not was and each.child is None]
-        return await asyncio.to_thread(self._planner, self.deployment, was.asked_spec, group, path, waiting)
+        own = engine_memory(was.child.control_socket) if was.child is not None else {}
+        return await asyncio.to_thread(self._planner, self.deployment, was.asked_spec, group, path, waiting, own)
 
     # -- what a change needs (change.Rack) ----------------------------------------------------------------------
 
@@ -385,6 +410,9 @@ class Supervisor:
             self._begin(resumed)
         await self.gateways.start()
         self._watch_slots()
+        self._watching = asyncio.create_task(self.watch.run(), name="watch")
+        if self._webhook is not None:
+            self._sending = asyncio.create_task(self._webhook.run(), name="webhook")
         self.changed()
 
     async def run(self) -> None:
@@ -397,10 +425,11 @@ class Supervisor:
         try:
             while not stop.done() and not hopeless.done():
                 running = [task for task in self._tasks.values() if not task.done()]
+                watching = {self._watching} if self._watching is not None else set()
                 moved = asyncio.create_task(self._moved.wait())  # a change brings new tasks
-                await asyncio.wait({stop, hopeless, moved, *running}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({stop, hopeless, moved, *running, *watching}, return_when=asyncio.FIRST_COMPLETED)
                 moved.cancel()
-                for task in self._tasks.values():
+                for task in (*self._tasks.values(), *watching):
                     if task.done() and not task.cancelled():
                         task.result()  # a fault of ours ends the rack
         finally:
@@ -626,6 +655,9 @@ class Supervisor:
         if (change := self._tasks.pop(_CHANGE, None)) is not None:
             change.cancel()
             await asyncio.gather(change, return_exceptions=True)
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         if self._slot_watch is not None:
             self._slot_watch.cancel()
         self.draining = True
@@ -650,6 +682,10 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 leftover.unlink()
         self.journal.note("rack_stopped", "stopped")
+        if self._webhook is not None and self._sending is not None:
+            await self._webhook.finish()
+            self._sending.cancel()
+            await asyncio.gather(self._sending, return_exceptions=True)
         self._lock.drop()
 
 

@@ -1,0 +1,227 @@
+"""`llamarack soak FILE|URL --hours H`: a steady load for hours, a report, a verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from llamarack.cli.bench import read_key
+from llamarack.cli.serve import StateDir, rack_name
+from llamarack.errors import EngineError, UsageError
+from llamarack.measure.client import Client
+from llamarack.measure.prompts import FromFile, load_questions
+from llamarack.measure.server import ask_server
+from llamarack.measure.soak import Soak, SoakSettings, run_soak
+from llamarack.measure.soak_result import soak_result, to_json
+from llamarack.measure.target import Endpoint, Target, parse_target
+from llamarack.paths import RackPaths, make_private, rack_paths
+from llamarack.report.soak import RESULT_NAME, print_soak, write_soak_report
+from llamarack.supervise.admin import ask
+from llamarack.supervise.supervisor import is_running
+from llamarack.units import format_duration
+
+_EXIT_INTERRUPTED, _EXIT_TERMINATED = 130, 143
+_START_POLL_S = 0.2
+_STOP_TIMEOUT_S = 120.0
+
+
+def soak(
+    target: Annotated[str, typer.Argument(metavar="FILE|URL", help="a deployment file, or the URL of any server")],
+    hours: Annotated[float, typer.Option(min=0.0, help="how long")] = 24.0,
+    model: Annotated[str | None, typer.Option(help="default: the only one that is served")] = None,
+    endpoint: Annotated[Endpoint, typer.Option(help="chat or completions")] = Endpoint.CHAT,
+    concurrency: Annotated[int, typer.Option(min=1, help="requests at once, all the time")] = 4,
+    output_tokens: Annotated[int, typer.Option(min=1, help="of each answer, at most")] = 64,
+    prompts: Annotated[str, typer.Option(help="JSON lines with `prompt`, business-zh or business-en")] = "business-en",
+    sample: Annotated[float, typer.Option(min=0.05, help="seconds between looks at the memory")] = 10.0,
+    api_key_file: Annotated[Path | None, typer.Option(help="default: LLAMARACK_API_KEY or OPENAI_API_KEY")] = None,
+    ca_file: Annotated[Path | None, typer.Option(help="authority of an https target")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="new folder for record and report")] = None,
+    json: Annotated[bool, typer.Option("--json", help="print the record")] = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Load a server steadily and judge it: GO (0), NO-GO (6), INCONCLUSIVE (7).
+
+    A FILE is served for the time unless it is running already; its memory is then watched as well.
+    """
+    if hours <= 0:
+        raise UsageError(f"`--hours {hours:g}` must be above 0", hint="--hours 24, or --hours 0.1 for a trial")
+    if "://" not in target and not Path(target).exists():
+        raise UsageError(
+            f"`{target}` is neither a URL nor a file that is there",
+            hint="llamarack soak rack.yaml, or http://HOST:PORT",
+        )
+    folder = new_folder(output)
+    options = {
+        "model": model,
+        "endpoint": endpoint,
+        "concurrency": concurrency,
+        "output_tokens": output_tokens,
+        "prompts": prompts,
+        "sample_s": sample,
+        "duration_s": hours * 3600,
+    }
+    key = read_key(api_key_file)
+    code = asyncio.run(_soak(target, state_dir, folder, key, ca_file, options, json))
+    raise typer.Exit(code)
+
+
+async def _soak(
+    target: str,
+    state_dir: Path | None,
+    folder: Path,
+    key: str | None,
+    ca_file: Path | None,
+    options: dict[str, Any],
+    json: bool,
+) -> int:
+    people = Console(stderr=True)
+    if "://" in target:
+        return await _run(parse_target(target, api_key=key, ca_file=ca_file), None, folder, options, json, people)
+    path = Path(target)
+    async with _served(path, rack_paths(rack_name(path), state_dir), people) as paths:
+        gateway = (await ask(paths, {"op": "status"}))["gateway"]
+        url = f"{'https' if gateway['tls'] else 'http'}://{gateway['host']}:{gateway['port']}"
+        return await _run(parse_target(url, api_key=key, ca_file=ca_file), paths, folder, options, json, people)
+
+
+async def _run(
+    target: Target, paths: RackPaths | None, folder: Path, options: dict[str, Any], json: bool, people: Console
+) -> int:
+    client = Client(target)
+    try:
+        served = await ask_server(client, model=options["model"], endpoint=options["endpoint"])
+    finally:
+        client.close()
+    settings = SoakSettings(
+        target=target,
+        served=served,
+        prompts=FromFile(
+            name=options["prompts"], questions=load_questions(options["prompts"]), seed=secrets.randbits(32)
+        ),
+        duration_s=options["duration_s"],
+        concurrency=options["concurrency"],
+        output_tokens=options["output_tokens"],
+        sample_s=options["sample_s"],
+    )
+
+    async def read_status() -> dict[str, Any]:
+        assert paths is not None
+        return await ask(paths, {"op": "status"})
+
+    received: list[int] = []
+    task = asyncio.current_task()
+    assert task is not None
+
+    def stop(exit_code: int) -> None:
+        if not received:
+            received.append(exit_code)
+            task.cancel()
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, stop, _EXIT_INTERRUPTED)
+    loop.add_signal_handler(signal.SIGTERM, stop, _EXIT_TERMINATED)
+    people.print(f"soaks {target.url} for {format_duration(settings.duration_s)}; Ctrl-C ends it with a report")
+    progress = _Progress(settings, folder, people)
+    seen = await run_soak(settings, read_status=None if paths is None else read_status, on_progress=progress.tell)
+    while task.cancelling():
+        task.uncancel()
+    result = soak_result(seen, settings)
+    page = write_soak_report(result, folder)
+    if json:
+        sys.stdout.buffer.write(to_json(result))
+        sys.stdout.flush()
+    else:
+        print_soak(result, Console())
+    people.print(f"report: {page}", highlight=False, soft_wrap=True)
+    return received[0] if received else result.exit_code
+
+
+class _Progress:
+    """A line now and then, and the record so far, so that a machine that dies leaves what was seen."""
+
+    def __init__(self, settings: SoakSettings, folder: Path, people: Console) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._people = people
+        self._every_s = min(600.0, max(10.0, settings.duration_s / 50))
+        self._next_s = self._every_s
+
+    def tell(self, seen: Soak) -> None:
+        if seen.lasted_s < self._next_s:
+            return
+        self._next_s += self._every_s
+        result = soak_result(seen, self._settings)
+        (self._folder / RESULT_NAME).write_bytes(to_json(result))
+        self._people.print(
+            f"{format_duration(seen.lasted_s)}: {result.requests:,} requests, {result.failures} failed, "
+            f"{result.stalls.count} pauses, {result.tokens_per_s:.1f} tokens/s",
+            highlight=False,
+        )
+
+
+@contextlib.asynccontextmanager
+async def _served(file: Path, paths: RackPaths, people: Console) -> AsyncIterator[RackPaths]:
+    """The running rack of this file, or one that is started for the time under the file's own rules."""
+    if is_running(paths):
+        yield paths
+        return
+    make_private(paths.folder)
+    make_private(paths.logs)
+    log = paths.log_of("serve")
+    people.print(f"serves {file} meanwhile; its output is in {log}", highlight=False, soft_wrap=True)
+    state = ["--state-dir", str(paths.folder.parent.parent)]
+    with open(log, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as out:
+        process = subprocess.Popen(  # noqa: ASYNC220 - takes 1 ms
+            [sys.executable, "-m", "llamarack", "serve", str(file), "--rack", paths.name, *state],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,  # Ctrl-C ends the load first
+        )
+    try:
+        await _until_ready(process, paths, log)
+        yield paths
+    finally:
+        process.terminate()
+        try:
+            await asyncio.to_thread(process.wait, _STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+async def _until_ready(process: subprocess.Popen[bytes], paths: RackPaths, log: Path) -> None:
+    while process.poll() is None:
+        with contextlib.suppress(EngineError):
+            record = await ask(paths, {"op": "status"}, timeout_s=5.0)
+            states = [replica["state"] for model in record["models"] for replica in model["replicas"]]
+            if "ready" in states and all(state in {"ready", "failed"} for state in states):
+                return
+        await asyncio.sleep(_START_POLL_S)
+    text = log.read_text(errors="replace").strip()
+    raise EngineError(f"the rack ended with exit code {process.returncode}\n{text}", hint=f"read {log}")
+
+
+def new_folder(folder: Path | None) -> Path:
+    """Made here; one that holds a soak already is refused."""
+    folder = folder or Path(time.strftime("soak-%Y%m%d-%H%M%S", time.gmtime()))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"`-o {folder}`: {error.strerror}", hint="-o DIR that can be written") from error
+    if (folder / RESULT_NAME).exists():
+        raise UsageError(f"`-o {folder}` holds a soak already", hint="-o with a new folder")
+    return folder
