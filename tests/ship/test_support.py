@@ -30,6 +30,7 @@ PLANTED = {
     "log jwt": "eyJhbGciOi.eyJzdWIZq93kd.c2ln",
     "log hugging face": "hf_Zq94kdAbCdEfGh",
     "journal": "journalZq95kd",
+    "journal argv": "argvZq03kd",
     "prompt in vllm's log": "mergerZq96kd",
     "prompt as raw lines": "rashZq97kd",
     "prompt in an exception": "divorceZq98kd",
@@ -56,6 +57,7 @@ INFO 11-30 12:00:02 [x.py:1] Authorization: Bearer {PLANTED["log bearer"]}
 INFO 11-30 12:00:02 [x.py:1] args: --api-key {PLANTED["log option"]} --port 1
 INFO 11-30 12:00:02 [x.py:1] proxy http://corp:{PLANTED["log url"]}@proxy:3128/
 INFO 11-30 12:00:02 [x.py:1] seen {PLANTED["log jwt"]} and {PLANTED["log hugging face"]} and {PLANTED["gateway key"]}
+INFO 11-30 12:00:03 [x.py:1] seen again: {PLANTED["journal argv"]}
 INFO 11-30 12:00:03 [x.py:1] env {PLANTED["environment"]} {PLANTED["file env"]} {PLANTED["engine key"]}
 -----BEGIN PRIVATE KEY-----
 {PLANTED["pem"]}
@@ -86,6 +88,7 @@ def site(tmp_path: Path) -> dict[str, str]:
     rack.state.write_text(json.dumps({"schema_version": 1, "replicas": [replica]}))
     entries = [
         {"kind": "died", "message": f"token={PLANTED['journal']}", "data": {"password": PLANTED["journal"]}},
+        {"kind": "starting", "message": "x", "data": {"argv": ["vllm", "--hf-token", PLANTED["journal argv"], "--x"]}},
         {"kind": "died", "message": "boom", "data": {"log_tail": [f"{PLANTED['prompt in the journal']} please"]}},
     ]
     rack.events.write_text("".join(json.dumps(entry) + "\n" for entry in entries) + f'{{"kind": "{PLANTED["journal"]}')

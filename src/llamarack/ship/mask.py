@@ -88,6 +88,11 @@ def is_secret_name(name: str) -> bool:
     return bool(_SECRET_NAME.search(lower)) and not _HARMLESS_NAME.search(lower)
 
 
+def is_secret_option(word: Any) -> bool:
+    """`--api-key`, whose value is the next word of a command line."""
+    return isinstance(word, str) and word.startswith("-") and "=" not in word and is_secret_name(word.lstrip("-"))
+
+
 class Mask:
     """`counts`: how often something of each kind was taken out."""
 
@@ -140,7 +145,13 @@ class Mask:
             case list() | tuple():
                 if name == "log_tail":
                     return self.log("\n".join(map(str, value))).splitlines()
-                return [self.value(each, name=name) for each in value]
+                before = [name, *value]
+                return [
+                    self._taken("named")
+                    if is_secret_option(option) and isinstance(each, str)
+                    else self.value(each, name=name)
+                    for option, each in zip(before, value, strict=False)
+                ]
             case str() if value and is_secret_name(name):
                 return self._taken("named")
             case str():
