@@ -77,6 +77,18 @@ def state_dir(given: Path | None = None) -> Path:
     return Path(home).expanduser() / "llamarack"
 
 
+def lasting_dir() -> Path:
+    """What must outlive a logout, such as engines and what was measured of this machine; a rack's state may lie in
+    memory. `$LLAMARACK_STATE_DIR`, else `$STATE_DIRECTORY` (systemd), else the user's state home.
+    """
+    if own := os.environ.get("LLAMARACK_STATE_DIR"):
+        return Path(own).expanduser().absolute()
+    if service := os.environ.get("STATE_DIRECTORY"):
+        return Path(service.split(":")[0])
+    home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(home).expanduser() / "llamarack"
+
+
 def cache_dir() -> Path:
     """Downloads that can be fetched again."""
     if own := os.environ.get("LLAMARACK_CACHE_DIR"):

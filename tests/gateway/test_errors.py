@@ -162,7 +162,7 @@ async def test_every_path_but_health_needs_a_key_in_either_header(tmp_path: Path
     async with gateway_worker(tmp_path, [engine.row()], api_keys_file=file) as gateway:
         for path in ("/live", "/ready", "/health", "/v1/health"):
             assert (await get(gateway, path)).status == 200
-        for path in ("/v1/models", "/metrics", "/version", "/nothing", "/models/fake", "/"):
+        for path in ("/v1/models", "/metrics", "/version", "/nothing", "/models/fake", "/dashboard/status", "/v1"):
             answer = await get(gateway, path)
             assert (answer.status, answer.error["code"]) == (401, "invalid_api_key"), path
         assert (await ask(gateway, CHAT, chat())).status == 401

@@ -62,6 +62,7 @@ async def test_metrics_of_gateway_and_engines_parse_and_count_what_was_asked(tmp
     assert ({"model": "fake", "code": "400"}, 1.0) in found["llamarack_requests_total"]
     assert found["llamarack_generated_tokens_total"] == [({"model": "fake"}, 9.0)]
     assert found["llamarack_first_token_seconds_count"] == [({"model": "fake"}, 2.0)]
+    assert found["llamarack_per_token_seconds_count"] == [({"model": "fake"}, 2.0)]
     ready = [({"model": "fake", "replica": "a"}, 1.0), ({"model": "fake", "replica": "b"}, 1.0)]
     assert found["llamarack_replica_ready"] == ready
     assert [labels["replica"] for labels, _ in found["llamacpp:tokens_predicted_total"]] == ["a"]

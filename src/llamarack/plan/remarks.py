@@ -8,7 +8,7 @@ from dataclasses import replace
 from llamarack.model.spec import ModelFormat, ModelSpec
 from llamarack.plan.catalogue import catalogue, machine_of
 from llamarack.plan.ranking import Question, ranked_candidates
-from llamarack.plan.record import Candidate
+from llamarack.plan.record import CPU_INDEX, Candidate
 from llamarack.plan.reference import Dimensions, gguf_spec, safetensors_spec
 from llamarack.plan.shape import ModelShape, shape_of
 from llamarack.plan.speed import lengths
@@ -157,8 +157,12 @@ def describe(candidate: Candidate) -> str:
         parts.append(f"PP {candidate.pipeline_parallel}")
     if candidate.split_mode and any(len(cards) > 1 for cards in candidate.replica_cards):
         parts.append(f"split by {candidate.split_mode}")
-    hands = [",".join(map(str, cards)) for cards in candidate.replica_cards if cards]
-    return ", ".join(parts) + (f" on cards {' | '.join(hands)}" if hands else " on the CPU")
+    remote = sum(index < CPU_INDEX for index in candidate.replica_cards[0]) if candidate.replica_cards else 0
+    hands = [",".join(str(index) for index in cards if index >= 0) for cards in candidate.replica_cards]
+    places = [f"on {remote} RPC device{'s' if remote > 1 else ''}"] if remote else []
+    if any(hands):
+        places.append(f"on cards {' | '.join(hand for hand in hands if hand)}")
+    return f"{', '.join(parts)} {' and '.join(places) or 'on the CPU'}"
 
 
 def _coarser(shape: ModelShape) -> Iterator[ModelSpec]:

@@ -25,6 +25,7 @@ from llamarack.supervise.journal import Journal
 from llamarack.supervise.keeping import ChildSpec, KeptChild, attach_child, fetch_fds, start_child
 from llamarack.supervise.memory_file import SavedGateway
 from llamarack.supervise.table import Table, to_json
+from llamarack.supervise.traffic import TrafficLog
 
 _BACKLOG = 1024
 _RESTART_WAIT_S = 0.2
@@ -38,14 +39,17 @@ class Counts:
     table_version: int = 0
     in_flight: dict[str, int] = field(default_factory=dict)
     queued: dict[str, int] = field(default_factory=dict)
+    stuck: dict[str, int] = field(default_factory=dict)
     totals: dict[str, float] = field(default_factory=dict)
 
 
 class GatewayPool:
-    def __init__(self, settings: Gateway, paths: RackPaths, journal: Journal) -> None:
+    def __init__(self, settings: Gateway, stuck_request_s: float, paths: RackPaths, journal: Journal) -> None:
         self.settings = settings
+        self.stuck_request_s = stuck_request_s
         self.port = settings.port
         self.counts: dict[int, Counts] = {}
+        self.traffic: dict[int, TrafficLog] = {}
         self.children: dict[int, KeptChild] = {}
         self._paths = paths
         self._journal = journal
@@ -89,13 +93,21 @@ class GatewayPool:
     async def serve_link(self, worker: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One worker's connection, until it ends: settings and table go out, counters come in."""
         self._links[worker] = writer
-        self._send(writer, {"settings": self.settings.model_dump(mode="json")})
+        self._send(
+            writer,
+            {
+                "settings": self.settings.model_dump(mode="json"),
+                "stuck_request_s": self.stuck_request_s,
+                "folder": str(self._paths.folder),
+            },
+        )
         if self._table is not None:
             self._send(writer, {"table": to_json(self._table)})
         try:
             while line := await reader.readline():
                 message = json.loads(line)
                 self.counts[worker] = Counts(**message["counts"])
+                self.traffic.setdefault(worker, TrafficLog()).take(message.get("traffic", {}))
                 self.heard.set()
                 self.heard = asyncio.Event()
         finally:
@@ -136,7 +148,7 @@ class GatewayPool:
         return counts is None or counts.table_version < version
 
     def _fingerprint(self) -> str:
-        return self.settings.model_dump_json()
+        return f"{self.settings.model_dump_json()} {self.stuck_request_s}"
 
     async def _take_back(self, remembered: Sequence[SavedGateway]) -> dict[int, KeptChild]:
         adopted: dict[int, KeptChild] = {}

@@ -24,13 +24,15 @@ _ATTACH_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildExit:
-    """How a kept process ended. `code` or `signal` is set; `asked`: it was told to stop."""
+    """How a kept process ended. `code` or `signal` is set; `asked`: it was told to stop; `oom_near`: the host's
+    out-of-memory killer struck in its cgroup just before."""
 
     code: int | None
     signal: int | None
     oom_killed: bool
     asked: bool
     keeper_lost: bool = False
+    oom_near: bool = False
 
     @property
     def words(self) -> str:
@@ -130,6 +132,7 @@ class KeptChild:
                 signal=number if isinstance(number, int) else None,
                 oom_killed=message["oom_killed"] is True,
                 asked=message["asked"] is True,
+                oom_near=message.get("oom_near") is True,
             )
             self.exited.set()
 

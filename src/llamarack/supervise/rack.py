@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from llamarack.config import Deployment, Model
+from llamarack.engine.builds import build_of, with_rpc_devices
 from llamarack.errors import ModelError
 from llamarack.hardware.detect import detect_machine
 from llamarack.hardware.finding import Severity
@@ -45,11 +46,14 @@ async def run_rack(
     machine = await asyncio.to_thread(detect_machine)
     machine = without_engines(machine, living_engines(memory_file.read(paths.state)))
     wanted = {model.path_of(group) for model in deployment.models for group in model.groups}
+    wanted |= {path for model in deployment.models for path in model.fallbacks}
     specs = {path: await asyncio.to_thread(read_model, path) for path in wanted}
     warnings = unbuilt_settings(deployment) + [
         warning for model in deployment.models for warning in _judge(model, specs)
     ]
-    layout = lay_out(deployment, machine, specs)
+    groups = [group for model in deployment.models for group in model.groups]
+    machine = await asyncio.to_thread(with_rpc_devices, machine, groups)
+    layout = lay_out(deployment, machine, specs, build_of=lambda group: build_of(group, machine))
     for spec in layout:
         await asyncio.to_thread(spec.adaptor.prepare, spec.group, on_cards=bool(spec.card_uuids))
     supervisor = Supervisor(deployment, layout, paths)
@@ -120,7 +124,7 @@ async def _when_settled(
 def _judge(model: Model, specs: dict[Path, ModelSpec]) -> list[str]:
     """Warnings about tokenizer and template of a model's files. Raises ModelError where they cannot belong together."""
     told = []
-    for path in dict.fromkeys(model.path_of(group) for group in model.groups):
+    for path in dict.fromkeys([*(model.path_of(group) for group in model.groups), *model.fallbacks]):
         for finding in check_identity(specs[path], model.tokenizer):
             if finding.severity is Severity.ERROR:
                 raise ModelError(f"model `{model.name}`: {finding.subject}: {finding.seen}", hint=finding.fix)

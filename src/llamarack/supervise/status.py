@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from llamarack.supervise.replica import Replica
+from llamarack.supervise.traffic import traffic_record
 
 if TYPE_CHECKING:
     from llamarack.supervise.supervisor import Supervisor
@@ -25,6 +27,7 @@ def status_record(supervisor: Supervisor) -> dict[str, Any]:
         "time_unix_s": time.time(),
         "started_unix_s": supervisor.started_unix_s,
         "draining": supervisor.draining,
+        "deployment_sha256": supervisor.deployment_sha256,
         "models": [
             {
                 "name": name,
@@ -58,20 +61,29 @@ def _gateway(supervisor: Supervisor) -> dict[str, Any]:
         ],
         "running": sum(sum(counts.in_flight.values()) for counts in pool.counts.values()),
         "queued": sum(sum(counts.queued.values()) for counts in pool.counts.values()),
+        "traffic": [
+            {
+                **traffic_record(model.name, pool.traffic.values(), time.time()),
+                "queued": sum(counts.queued.get(model.name, 0) for counts in pool.counts.values()),
+            }
+            for model in supervisor.deployment.models
+        ],
     }
 
 
 def _replica(supervisor: Supervisor, replica: Replica) -> dict[str, Any]:
     running = sum(counts.in_flight.get(replica.id, 0) for counts in supervisor.gateways.counts.values())
+    stuck = sum(counts.stuck.get(replica.id, 0) for counts in supervisor.gateways.counts.values())
     candidate = replica.spec.candidate
     pid = replica.child.pid if replica.child and replica.child.exit is None else None
+    pids = _family(pid)
     death = replica.last_death
     return {
         "id": replica.id,
         "engine": replica.spec.group.engine,
         "state": replica.state.value,
         "pid": pid,
-        "pids": _family(pid),
+        "pids": pids,
         "restarts": replica.restarts,
         "last_death": None
         if death is None
@@ -90,6 +102,8 @@ def _replica(supervisor: Supervisor, replica: Replica) -> dict[str, Any]:
         "waiting": None,
         "slots_total": candidate.sequences,
         "slots_idle": max(0, candidate.sequences - running),
+        "slots_busy": running - stuck,
+        "slots_stuck": stuck,
         "context_tokens": candidate.context_tokens,
         "predicted": {
             "total_bytes": sum(card.total_bytes for card in candidate.cards),
@@ -97,12 +111,28 @@ def _replica(supervisor: Supervisor, replica: Replica) -> dict[str, Any]:
             "speed": asdict(candidate.predicted),
         },
         "actual": {
-            "resident_bytes": _resident_bytes(pid),
+            "resident_bytes": _resident_bytes(pids),
             "card_held_bytes": replica.card_held_bytes,
             "terms": [asdict(check) for check in replica.memory_checks],
         },
-        "degraded_from": None,
+        "degraded_from": _degraded_from(replica),
         "log": str(replica.log_path),
+    }
+
+
+def _degraded_from(replica: Replica) -> dict[str, Any] | None:
+    """The plan that the file asks for, where a smaller one runs after out of memory."""
+    if not replica.rungs:
+        return None
+    asked = replica.asked_spec
+    return {
+        "path": str(asked.path),
+        "context_tokens": asked.candidate.context_tokens,
+        "sequences": asked.candidate.sequences,
+        "batch_tokens": asked.candidate.batch_tokens,
+        "gpu_memory_fraction": asked.candidate.gpu_memory_fraction,
+        "total_bytes": sum(card.total_bytes for card in asked.candidate.cards),
+        "steps": [asdict(rung) for rung in replica.rungs],
     }
 
 
@@ -116,10 +146,10 @@ def _family(pid: int | None) -> list[int]:
         return []
 
 
-def _resident_bytes(pid: int | None) -> int | None:
+def _resident_bytes(pids: Sequence[int]) -> int | None:
     """Resident memory of the engine and all it forked; shared pages (the mapped model) count once for each."""
     total = 0
-    for each in _family(pid):
+    for each in pids:
         try:
             total += psutil.Process(each).memory_info().rss
         except psutil.Error:
