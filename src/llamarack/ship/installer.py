@@ -443,10 +443,21 @@ def _default_prefix() -> Path:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="install.sh", description="Install llamarack without a network.")
-    parser.add_argument(
-        "command", nargs="?", default="install", choices=["install", "verify", "accept", "undo", "uninstall"]
+    parser = argparse.ArgumentParser(
+        prog="install.sh",
+        description="Install llamarack without a network, into one folder, as any user.",
+        epilog="Afterwards PREFIX/bin/llamarack-install knows accept, undo and uninstall without the bundle. "
+        "PYTHON=/path/to/python chooses the interpreter.",
     )
+    words = {
+        "install": "verify, install beside the version in use, switch to it (the default)",
+        "verify": "compare every file of the bundle with its hash",
+        "accept": "remove the version before",
+        "undo": "go back to it",
+        "uninstall": "remove all versions",
+    }
+    told = "; ".join(f"{word}: {meaning}" for word, meaning in words.items())
+    parser.add_argument("command", nargs="?", default="install", choices=list(words), metavar="COMMAND", help=told)
     parser.add_argument(
         "--prefix", type=Path, default=_default_prefix(), help="the one folder that is written (default: %(default)s)"
     )
