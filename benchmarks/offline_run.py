@@ -30,6 +30,7 @@ from typing import Any
 
 from benchmarks.machine import describe_machine
 
+_ROOT = Path(__file__).parents[1]
 _RESULT = Path(__file__).with_name("results") / "offline.json"
 _SERVICE_UID = 65534  # nobody
 _TIMEOUT_S = 600.0
@@ -137,7 +138,7 @@ class Service:
         }
 
     def run(self, *words: str, allowed: Sequence[int] = (0,)) -> subprocess.CompletedProcess[str]:
-        return _run([*self._as_user, *words], self.environment, allowed=allowed)
+        return _run([*self._as_user, *words], self.environment, allowed=allowed, cwd=Path("/"))
 
 
 class Trap:
@@ -250,7 +251,7 @@ def _first_token_s(text: str) -> float:
 
 
 def _run(
-    command: Sequence[str], environment: dict[str, str], *, allowed: Sequence[int] = (0,)
+    command: Sequence[str], environment: dict[str, str], *, allowed: Sequence[int] = (0,), cwd: Path = _ROOT
 ) -> subprocess.CompletedProcess[str]:
     if shutil.which(command[0]) is None:
         sys.exit(f"offline run: `{command[0]}` is not there")
@@ -262,6 +263,7 @@ def _run(
         check=False,
         env=environment,
         stdin=subprocess.DEVNULL,
+        cwd=cwd,
     )
     if done.returncode not in allowed:
         sys.exit(f"offline run: {' '.join(command)} gave {done.returncode}:\n{done.stdout}{done.stderr}")

@@ -4,17 +4,11 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from benchmarks.offline_run import offline_run
-from llamarack.errors import LlamarackError
-from llamarack.model.demo import demo_model
-from llamarack.paths import cache_dir
-from llamarack.ship.bundle import Wanted, make_bundle
-from llamarack.ship.target import target_of
 
 pytestmark = pytest.mark.llamacpp
 
@@ -42,16 +36,12 @@ def test_from_bundle_to_answers_without_a_route(monkeypatch: pytest.MonkeyPatch)
     if not usable:
         pytest.skip(f"no {name} here that other users can run; elsewhere: make proof-offline")
     monkeypatch.setenv("PYTHON", str(usable[0]))
-    # pytest's folders are closed to other users, and the service of this test is one.
-    with tempfile.TemporaryDirectory(prefix="llamarack-bundle-") as folder:
-        Path(folder).chmod(0o755)
-        bundle = Path(folder) / "bundle"
-        try:
-            model = demo_model(cache_dir(), print)
-            make_bundle(bundle, Wanted(target=target_of(None, None), recipes=[], models=[model]), print)
-        except LlamarackError as error:
-            pytest.skip(f"a bundle cannot be made here: {error}")
-        record = offline_run(bundle, is_quick=True)
+    try:
+        record = offline_run(None, is_quick=True)
+    except SystemExit as ended:
+        if "pip said" in str(ended) or "pip download" in str(ended):
+            pytest.skip(f"a bundle cannot be made here: {ended}")
+        raise AssertionError(str(ended)) from None
     assert "Paris" in record["answer"]
     assert record["packets_sent_out"] == []
     assert record["trap_catches"]
