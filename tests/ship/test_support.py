@@ -163,6 +163,7 @@ def test_what_tells_something_is_left_alone() -> None:
         "GPU-1f2e3d4c-aaaa-bbbb-cccc-1234567890ab",
         "/data/models/llama-2-13b-chat.Q8_0.gguf",
         "max_tokens: 512, n_ctx = 4096",
+        "print_info: BOS token             = 1 '<|im_start|>'",
         "xllamacpp-2026.10.11549-cp310-abi3-manylinux2014_x86_64",
         "gateway: {api_keys_file: /etc/keys.yaml}",
         "NVIDIA H200 143771 MiB driver 580.95.05",

@@ -47,6 +47,7 @@ _FORMS = tuple(
         ("random", r"(?<![A-Za-z0-9_/+.-])(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{32,}(?![A-Za-z0-9_/+.-])"),
     )
 )  # fmt: skip
+_TOKEN_ID = re.compile(r"[0-9]{1,7}")  # `BOS token = 1`, where llama.cpp tells of the tokenizer
 _NAMED_HEAD = re.compile(r"(?i)^(?P<head>[A-Za-z0-9_.-]+[\"']?(?:\s*[:=]\s*|\s+))")
 
 # What a log line of an engine, of the gateway or of Python begins with. Whatever begins otherwise may be a prompt.
@@ -178,7 +179,14 @@ class Mask:
         name = re.match(r"[A-Za-z0-9_.-]+", found)
         value = found[head.end() :] if head else ""
         is_harmless = name is not None and not is_secret_name(name[0])
-        if head is None or is_harmless or value in {"null", "None", "none", '""', "''", "[]", "true", "false"}:
+        word = name[0].lower() if name else ""
+        is_token_id = word.endswith("token") and _TOKEN_ID.fullmatch(value) is not None
+        if (
+            head is None
+            or is_harmless
+            or is_token_id
+            or value in {"null", "None", "none", '""', "''", "[]", "true", "false"}
+        ):
             return found
         return head["head"] + self._taken(kind)
 
