@@ -63,7 +63,7 @@ proof-embed-cycles: $(DEVELOPMENT)
 
 # Bundle, install, demo, serve and bench in a network namespace: as root, or where users may make namespaces.
 proof-offline: $(DEVELOPMENT)
-	PYTHON=$(shell command -v $(PYTHON)) $(BIN)/python -m benchmarks.offline_run
+	$(BIN)/python -m benchmarks.offline_run
 
 check: $(DEVELOPMENT)
 	$(BIN)/ruff check .

@@ -30,6 +30,8 @@ from typing import Any
 
 from benchmarks.machine import describe_machine
 
+_TUN = "/dev/net/tun"
+_ROOT = Path(__file__).parents[1]
 _RESULT = Path(__file__).with_name("results") / "offline.json"
 _SERVICE_UID = 65534  # nobody
 _TIMEOUT_S = 600.0
@@ -54,6 +56,10 @@ def main() -> None:
 
 def offline_run(bundle: Path | None, *, is_quick: bool) -> dict[str, Any]:
     """Raises SystemExit naming the step that failed."""
+    python = servers_python()
+    if python is None:
+        sys.exit("offline run: no Python of this version that other users can run; PYTHON=/path/to/it names one")
+    environment = {**os.environ, "PYTHON": str(python)}
     with tempfile.TemporaryDirectory(prefix="llamarack-offline-") as scratch:
         folder = Path(scratch)
         folder.chmod(0o755)
@@ -66,9 +72,22 @@ def offline_run(bundle: Path | None, *, is_quick: bool) -> dict[str, Any]:
         namespaces = ["--net", "--mount", *([] if os.getuid() == 0 else ["--map-root-user"])]
         command = ["unshare", *namespaces, sys.executable, "-m", "benchmarks.offline_run"]
         command += ["--bundle", str(bundle.absolute()), "--inside", str(folder), *(["--quick"] if is_quick else [])]
-        steps = json.loads(_run(command, dict(os.environ)).stdout)
+        steps = json.loads(_run(command, environment).stdout)
         size = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
     return {"machine": describe_machine(), "bundle_bytes": size, "bundle_made_s": made_s, **steps}
+
+
+def servers_python() -> Path | None:
+    """The interpreter that the service's user installs with: `$PYTHON`, ours, or the system's of the same version."""
+    if given := os.environ.get("PYTHON"):
+        return Path(given)
+    name = f"python3.{sys.version_info.minor}"
+    found = [Path(folder) / name for folder in (f"{sys.base_prefix}/bin", "/usr/local/bin", "/usr/bin")]
+    return next((path for path in found if path.exists() and (os.getuid() != 0 or _others_can_run(path))), None)
+
+
+def _others_can_run(path: Path) -> bool:
+    return all(folder.stat().st_mode & 0o001 for folder in [path.resolve(), *path.resolve().parents])
 
 
 def inside(bundle: Path, folder: Path, *, is_quick: bool) -> dict[str, Any]:
@@ -95,21 +114,29 @@ def inside(bundle: Path, folder: Path, *, is_quick: bool) -> dict[str, Any]:
     steps["answer"] = demo.stdout.strip()
     steps |= _serve_and_bench(service, command, model, folder / "service" / "bench", is_quick=is_quick)
 
+    steps |= _trapped(service, command, model, folder)
+    steps["install_folder_unchanged"] = _files(prefix) == files_before
+    steps["user"] = service.shown
+    if steps["packets_sent_out"]:
+        sys.exit(f"offline run: sent out: {steps['packets_sent_out']}")
+    if steps["trap_catches"] is False:
+        sys.exit("offline run: the trap does not catch what is sent on purpose")
+    if not steps["install_folder_unchanged"]:
+        sys.exit("offline run: something was written into the install folder")
+    return steps
+
+
+def _trapped(service: Service, command: str, model: Path, folder: Path) -> dict[str, Any]:
+    """Null where this user may not open the device; then only the run without a route counts."""
+    if not os.access(_TUN, os.R_OK | os.W_OK):
+        return {"trap_catches": None, "packets_sent_out": None, "not_run": f"the trap: {_TUN} is closed to this user"}
     with Trap() as trap:
-        steps["trap_catches"] = trap.catches()
+        catches = trap.catches()
         service.run(command, "demo", "--once")
         _serve_and_bench(service, command, model, folder / "service" / "bench-trapped", is_quick=True)
         service.run(command, "check", "--no-functional", allowed=(0, 3))
         time.sleep(1.0)
-        steps["packets_sent_out"] = trap.seen
-    steps["install_folder_unchanged"] = _files(prefix) == files_before
-    steps["user"] = service.shown
-    for name, bad in (("packets_sent_out", steps["packets_sent_out"]), ("trap", not steps["trap_catches"])):
-        if bad:
-            sys.exit(f"offline run: {name}: {bad}")
-    if not steps["install_folder_unchanged"]:
-        sys.exit("offline run: something was written into the install folder")
-    return steps
+    return {"trap_catches": catches, "packets_sent_out": trap.seen}
 
 
 class Service:
@@ -137,7 +164,7 @@ class Service:
         }
 
     def run(self, *words: str, allowed: Sequence[int] = (0,)) -> subprocess.CompletedProcess[str]:
-        return _run([*self._as_user, *words], self.environment, allowed=allowed)
+        return _run([*self._as_user, *words], self.environment, allowed=allowed, cwd=Path("/"))
 
 
 class Trap:
@@ -145,7 +172,7 @@ class Trap:
 
     def __init__(self) -> None:
         self.seen: list[str] = []
-        self._fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        self._fd = os.open(_TUN, os.O_RDWR | os.O_NONBLOCK)
         fcntl.ioctl(self._fd, _TUNSETIFF, struct.pack("16sH22x", b"trap", _IFF_TUN | _IFF_NO_PI))
         for words in ("addr add 198.51.100.1/24 dev trap", "link set trap up", "route add default dev trap"):
             subprocess.run(["ip", *words.split()], check=True)
@@ -250,7 +277,7 @@ def _first_token_s(text: str) -> float:
 
 
 def _run(
-    command: Sequence[str], environment: dict[str, str], *, allowed: Sequence[int] = (0,)
+    command: Sequence[str], environment: dict[str, str], *, allowed: Sequence[int] = (0,), cwd: Path = _ROOT
 ) -> subprocess.CompletedProcess[str]:
     if shutil.which(command[0]) is None:
         sys.exit(f"offline run: `{command[0]}` is not there")
@@ -262,6 +289,7 @@ def _run(
         check=False,
         env=environment,
         stdin=subprocess.DEVNULL,
+        cwd=cwd,
     )
     if done.returncode not in allowed:
         sys.exit(f"offline run: {' '.join(command)} gave {done.returncode}:\n{done.stdout}{done.stderr}")

@@ -144,11 +144,11 @@ def test_rack_without_keys_is_not_put_into_a_cluster() -> None:
 
 
 def _validator(name: str) -> str:
-    """A tool of the `dev` extra or of Debian."""
+    """A tool of the `validate` extra or of Debian."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        pytest.skip(f"{name} is not here (pip install check-jsonschema kubernetes-validate; Debian: systemd)")
+        pytest.skip(f"{name} is not here (pip install -e '.[validate]'; Debian: systemd)")
     return found
 
 

@@ -154,6 +154,28 @@ def test_model_of_the_same_name_with_other_contents_is_not_replaced(tmp_path: Pa
     assert (prefix / "models" / "m.gguf").read_bytes() == b"weights"
 
 
+def test_models_and_folders_of_others_are_left_alone(tmp_path: Path) -> None:
+    prefix = tmp_path / "prefix"
+    write_bundle(tmp_path / "one", "1.0", models={"m.gguf": b"weights"})
+    write_bundle(tmp_path / "two", "2.0")
+    assert _install(tmp_path / "one", prefix).returncode == 0
+    (prefix / "models" / "own.gguf").write_bytes(b"put here by hand")
+    assert _install(tmp_path / "two", prefix).returncode == 0
+    assert _sh(prefix / "bin" / "llamarack-install", "accept").returncode == 0
+    assert [path.name for path in (prefix / "models").iterdir()] == ["own.gguf"]
+    assert _sh(prefix / "bin" / "llamarack-install", "uninstall").returncode == 0
+    assert [str(path.relative_to(prefix)) for path in sorted(prefix.rglob("*"))] == ["models", "models/own.gguf"]
+
+    project = tmp_path / "project"
+    (project / "versions" / "of-somebody").mkdir(parents=True)
+    for words in ((), ("uninstall",)):
+        done = _install(tmp_path / "one", project, *words)
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+    assert f"--prefix {project}/llamarack" in _install(tmp_path / "one", project).stderr
+    assert [path.name for path in project.rglob("*")] == ["versions", "of-somebody"]
+
+
 def test_what_still_runs_is_not_pulled_away(tmp_path: Path) -> None:
     prefix = tmp_path / "prefix"
     write_bundle(tmp_path / "one", "1.0")

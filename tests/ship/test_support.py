@@ -30,6 +30,7 @@ PLANTED = {
     "log jwt": "eyJhbGciOi.eyJzdWIZq93kd.c2ln",
     "log hugging face": "hf_Zq94kdAbCdEfGh",
     "journal": "journalZq95kd",
+    "journal argv": "argvZq03kd",
     "prompt in vllm's log": "mergerZq96kd",
     "prompt as raw lines": "rashZq97kd",
     "prompt in an exception": "divorceZq98kd",
@@ -56,6 +57,7 @@ INFO 11-30 12:00:02 [x.py:1] Authorization: Bearer {PLANTED["log bearer"]}
 INFO 11-30 12:00:02 [x.py:1] args: --api-key {PLANTED["log option"]} --port 1
 INFO 11-30 12:00:02 [x.py:1] proxy http://corp:{PLANTED["log url"]}@proxy:3128/
 INFO 11-30 12:00:02 [x.py:1] seen {PLANTED["log jwt"]} and {PLANTED["log hugging face"]} and {PLANTED["gateway key"]}
+INFO 11-30 12:00:03 [x.py:1] seen again: {PLANTED["journal argv"]}
 INFO 11-30 12:00:03 [x.py:1] env {PLANTED["environment"]} {PLANTED["file env"]} {PLANTED["engine key"]}
 -----BEGIN PRIVATE KEY-----
 {PLANTED["pem"]}
@@ -86,6 +88,7 @@ def site(tmp_path: Path) -> dict[str, str]:
     rack.state.write_text(json.dumps({"schema_version": 1, "replicas": [replica]}))
     entries = [
         {"kind": "died", "message": f"token={PLANTED['journal']}", "data": {"password": PLANTED["journal"]}},
+        {"kind": "starting", "message": "x", "data": {"argv": ["vllm", "--hf-token", PLANTED["journal argv"], "--x"]}},
         {"kind": "died", "message": "boom", "data": {"log_tail": [f"{PLANTED['prompt in the journal']} please"]}},
     ]
     rack.events.write_text("".join(json.dumps(entry) + "\n" for entry in entries) + f'{{"kind": "{PLANTED["journal"]}')
@@ -160,6 +163,7 @@ def test_what_tells_something_is_left_alone() -> None:
         "GPU-1f2e3d4c-aaaa-bbbb-cccc-1234567890ab",
         "/data/models/llama-2-13b-chat.Q8_0.gguf",
         "max_tokens: 512, n_ctx = 4096",
+        "print_info: BOS token             = 1 '<|im_start|>'",
         "xllamacpp-2026.10.11549-cp310-abi3-manylinux2014_x86_64",
         "gateway: {api_keys_file: /etc/keys.yaml}",
         "NVIDIA H200 143771 MiB driver 580.95.05",

@@ -1,5 +1,7 @@
 """What a bundle needs is found for the target's Python and platform, not for the machine that makes it."""
 
+import os
+import socket
 import subprocess
 import sys
 import zipfile
@@ -114,6 +116,31 @@ def test_installed_files_give_the_wheel_they_came_from(index: Path, tmp_path: Pa
     (site / "llamarack" / "data" / "a.txt").unlink()
     with pytest.raises(UsageError, match=r"data/a\.txt"):
         repacked(PathDistribution(site / "llamarack-9.9.dist-info"), tmp_path)
+
+
+@pytest.mark.process
+def test_bundle_that_is_ended_leaves_nothing(tmp_path: Path) -> None:
+    """SIGTERM while pip waits for an index that does not answer."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        environment = {
+            **os.environ,
+            "PIP_INDEX_URL": f"http://127.0.0.1:{silent.getsockname()[1]}/simple",
+            "PIP_CONFIG_FILE": "/dev/null",
+            "PIP_FIND_LINKS": "",
+            "PIP_EXTRA_INDEX_URL": "",
+            "NO_PROXY": "*",
+        }
+        command = [sys.executable, "-m", "llamarack", "bundle", "-o", str(tmp_path / "made"), "--python", "3.12"]
+        with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as making:
+            silent.settimeout(120)
+            connection, _ = silent.accept()
+            assert [path.name[:6] for path in tmp_path.iterdir()] == [".made-"]
+            making.terminate()
+            connection.close()
+            assert making.wait(60) == 143
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.process

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +40,7 @@ def bundle(
     ] = None,
 ) -> None:
     """Make an offline bundle: wheels, engines, models, hashes and an installer that needs only Python."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what was begun is removed on the way out
     target = target_of(python, platform)
     recipes = [_recipe(text) for text in engine or []]
     started = time.monotonic()

@@ -18,7 +18,7 @@ from llamarack.model.read import read_model
 from llamarack.paths import install_folder, rack_paths
 from llamarack.ship.bundle import containerfile_text
 from llamarack.ship.compose import compose_text
-from llamarack.ship.container import contained
+from llamarack.ship.container import USER_ID, contained
 from llamarack.ship.kubernetes import Cluster, kubernetes_text
 from llamarack.ship.service import model_paths, timing
 from llamarack.ship.systemd import Unit, unit_text
@@ -78,6 +78,10 @@ def compose(
     inside = contained(deployment, _weights_bytes(deployment))
     keys = deployment.gateway.api_keys_file
     owner = (keys.stat().st_uid, keys.stat().st_gid) if keys is not None and keys.stat().st_uid else None
+    if keys is not None and owner is None:
+        people.print(
+            f"[yellow]{escape(str(keys))} belongs to root[/]; the container does not run as root: chown {USER_ID} it"
+        )
     print(compose_text(inside, image=image, owner=owner), end="")
     people.print("[dim]save it as compose.yaml, then: docker compose up -d[/]")
     people.print(

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 SUMS = "SHA256SUMS"
+LOCK = ".llamarack-install.lock"  # also the sign that a folder is one of ours
 MARK = "llamarack-install.json"  # written last: a version without it is an unfinished one
 SCHEMA_VERSION = 1
 _READ_BYTES = 4 * 1024**2
@@ -111,11 +112,18 @@ class Prefix:
 
     @contextlib.contextmanager
     def held(self, *, create: bool) -> Iterator[None]:
-        if not create and not self.versions.is_dir():
+        lock = self.folder / LOCK
+        if not create and not lock.exists():
             raise Refusal(f"nothing is installed in `{self.folder}`", hint="--prefix DIR names the folder")
         try:
+            if not lock.exists() and self.folder.exists() and any(self.folder.iterdir()):
+                # What lies in it is somebody else's, and `versions` or `models` of theirs must not become ours.
+                raise Refusal(
+                    f"`{self.folder}` is not empty and no install of llamarack",
+                    hint=f"--prefix {self.folder / 'llamarack'}",
+                )
             self.versions.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise Refusal(
                 f"`{self.folder}` cannot be written: {error.strerror}",
@@ -151,16 +159,23 @@ class Prefix:
         return sorted(path for path in self.versions.iterdir() if (path / MARK).is_file())
 
     def remove(self, versions: Sequence[Path]) -> None:
-        """Deletes versions and the models that only they name. Raises Refusal while something runs from them."""
+        """Deletes versions and the models that they alone brought; what else lies beside those is not ours.
+
+        Raises Refusal while something runs from them.
+        """
         _require_idle(versions)
-        kept = [path for path in self.installed() if path not in versions]
-        names = {name for path in kept for name in json.loads((path / MARK).read_text())["models"]}
+        installed = self.installed()
+        brought = {name for path in installed if path in versions for name in _models_of(path)}
+        needed = {name for path in installed if path not in versions for name in _models_of(path)}
+        for name in brought - needed:
+            _delete(self.models / name)
         for version in versions:
             _delete(version)
-        if self.models.is_dir():
-            for model in self.models.iterdir():
-                if model.name not in names:
-                    _delete(model)
+
+
+def _models_of(version: Path) -> list[str]:
+    names: list[str] = json.loads((version / MARK).read_text())["models"]
+    return names
 
 
 def _require_idle(versions: Sequence[Path]) -> None:
@@ -263,7 +278,7 @@ def uninstall(prefix: Prefix) -> None:
             (prefix.folder / "bin" / name).unlink(missing_ok=True)
         for link in ("current", "previous"):
             prefix.link(link, None)
-    (prefix.folder / ".lock").unlink(missing_ok=True)
+    (prefix.folder / LOCK).unlink(missing_ok=True)
     for folder in (prefix.folder / "bin", prefix.versions, prefix.models, prefix.folder):
         with contextlib.suppress(OSError):
             folder.rmdir()
@@ -428,10 +443,21 @@ def _default_prefix() -> Path:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="install.sh", description="Install llamarack without a network.")
-    parser.add_argument(
-        "command", nargs="?", default="install", choices=["install", "verify", "accept", "undo", "uninstall"]
+    parser = argparse.ArgumentParser(
+        prog="install.sh",
+        description="Install llamarack without a network, into one folder, as any user.",
+        epilog="Afterwards PREFIX/bin/llamarack-install knows accept, undo and uninstall without the bundle. "
+        "PYTHON=/path/to/python chooses the interpreter.",
     )
+    words = {
+        "install": "verify, install beside the version in use, switch to it (the default)",
+        "verify": "compare every file of the bundle with its hash",
+        "accept": "remove the version before",
+        "undo": "go back to it",
+        "uninstall": "remove all versions",
+    }
+    told = "; ".join(f"{word}: {meaning}" for word, meaning in words.items())
+    parser.add_argument("command", nargs="?", default="install", choices=list(words), metavar="COMMAND", help=told)
     parser.add_argument(
         "--prefix", type=Path, default=_default_prefix(), help="the one folder that is written (default: %(default)s)"
     )

@@ -47,6 +47,7 @@ _FORMS = tuple(
         ("random", r"(?<![A-Za-z0-9_/+.-])(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{32,}(?![A-Za-z0-9_/+.-])"),
     )
 )  # fmt: skip
+_TOKEN_ID = re.compile(r"[0-9]{1,7}")  # `BOS token = 1`, where llama.cpp tells of the tokenizer
 _NAMED_HEAD = re.compile(r"(?i)^(?P<head>[A-Za-z0-9_.-]+[\"']?(?:\s*[:=]\s*|\s+))")
 
 # What a log line of an engine, of the gateway or of Python begins with. Whatever begins otherwise may be a prompt.
@@ -86,6 +87,11 @@ def is_secret_name(name: str) -> bool:
     """Whether a variable, key or option of this name is likely to hold a secret."""
     lower = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     return bool(_SECRET_NAME.search(lower)) and not _HARMLESS_NAME.search(lower)
+
+
+def is_secret_option(word: Any) -> bool:
+    """`--api-key`, whose value is the next word of a command line."""
+    return isinstance(word, str) and word.startswith("-") and "=" not in word and is_secret_name(word.lstrip("-"))
 
 
 class Mask:
@@ -140,7 +146,13 @@ class Mask:
             case list() | tuple():
                 if name == "log_tail":
                     return self.log("\n".join(map(str, value))).splitlines()
-                return [self.value(each, name=name) for each in value]
+                before = [name, *value]
+                return [
+                    self._taken("named")
+                    if is_secret_option(option) and isinstance(each, str)
+                    else self.value(each, name=name)
+                    for option, each in zip(before, value, strict=False)
+                ]
             case str() if value and is_secret_name(name):
                 return self._taken("named")
             case str():
@@ -167,7 +179,14 @@ class Mask:
         name = re.match(r"[A-Za-z0-9_.-]+", found)
         value = found[head.end() :] if head else ""
         is_harmless = name is not None and not is_secret_name(name[0])
-        if head is None or is_harmless or value in {"null", "None", "none", '""', "''", "[]", "true", "false"}:
+        word = name[0].lower() if name else ""
+        is_token_id = word.endswith("token") and _TOKEN_ID.fullmatch(value) is not None
+        if (
+            head is None
+            or is_harmless
+            or is_token_id
+            or value in {"null", "None", "none", '""', "''", "[]", "true", "false"}
+        ):
             return found
         return head["head"] + self._taken(kind)
 

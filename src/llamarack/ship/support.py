@@ -28,7 +28,7 @@ import yaml
 
 from llamarack.errors import LlamarackError, UsageError
 from llamarack.paths import RackPaths, install_folder
-from llamarack.ship.mask import Mask, is_secret_name
+from llamarack.ship.mask import Mask, is_secret_name, is_secret_option
 from llamarack.version import __version__
 
 SCHEMA_VERSION = 1
@@ -132,6 +132,9 @@ def known_secrets(asked: Asked, environment: Mapping[str, str]) -> set[str]:
     for rack in asked.racks:
         with contextlib.suppress(OSError, ValueError):
             secrets |= set(_under_secret_names(orjson.loads(rack.state.read_bytes())))
+        for line in (line for path in _journals(rack) if path.exists() for line in _tail(path)):
+            with contextlib.suppress(ValueError):
+                secrets |= set(_under_secret_names(orjson.loads(line)))
     if asked.file is not None:
         with contextlib.suppress(OSError, yaml.YAMLError):
             value = yaml.safe_load(asked.file.read_text())
@@ -147,8 +150,9 @@ def _under_secret_names(value: Any, name: str = "") -> Iterator[str]:
             for key, each in value.items():
                 yield from _under_secret_names(each, str(key))
         case list():
-            for each in value:
-                yield from _under_secret_names(each, name)
+            for before, each in zip(["", *value], value, strict=False):
+                is_value = is_secret_option(before) and isinstance(each, str)
+                yield from [each] if is_value else _under_secret_names(each, name)
         case str() if is_secret_name(name):
             yield value
 
@@ -172,7 +176,7 @@ def _collect_rack(found: Collected, rack: RackPaths, mask: Mask) -> None:
     if rack.state.exists():
         with _part(found, mask, f"{place}/state.json"):
             found.parts[f"{place}/state.json"] = _json(mask.value(orjson.loads(rack.state.read_bytes())))
-    for path in (rack.events.with_name(rack.events.name + ".1"), rack.events):
+    for path in _journals(rack):
         if path.exists():
             with _part(found, mask, f"{place}/{path.name}"):
                 found.parts[f"{place}/{path.name}"] = b"".join(_journal_line(line, mask) for line in _tail(path))
@@ -180,6 +184,10 @@ def _collect_rack(found: Collected, rack: RackPaths, mask: Mask) -> None:
         with _part(found, mask, f"{place}/logs/{path.name}"):
             text = "\n".join(line.decode(errors="replace") for line in _tail(path))
             found.parts[f"{place}/logs/{path.name}"] = mask.log(text).encode()
+
+
+def _journals(rack: RackPaths) -> tuple[Path, Path]:
+    return rack.events.with_name(rack.events.name + ".1"), rack.events
 
 
 def _journal_line(line: bytes, mask: Mask) -> bytes:
