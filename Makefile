@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-dev
 
-.PHONY: demo test check test-browser test-java test-vllm test-gpu proof-kills proof-fuzz proof-model-fuzz proof-embed-cycles install install-dev clean
+.PHONY: demo test check references test-browser test-java test-vllm test-gpu proof-kills proof-fuzz proof-model-fuzz proof-embed-cycles install install-dev clean
 
 demo: $(INSTALLED)
 	@$(BIN)/llamarack demo
@@ -44,6 +44,10 @@ proof-model-fuzz: $(DEVELOPMENT)
 
 proof-embed-cycles: $(DEVELOPMENT)
 	$(BIN)/python -m benchmarks.embed_cycles -o benchmarks/results/embed-cycles.json
+
+# docs/reference/*.md from the code.
+references: $(DEVELOPMENT)
+	$(BIN)/python docs/reference/generate.py
 
 check: $(DEVELOPMENT)
 	$(BIN)/ruff check .
