@@ -31,6 +31,7 @@ from llamarack.gateway.dashboard import STATUS_PATH, Dashboard
 from llamarack.gateway.keys import Keys
 from llamarack.gateway.metrics import Metrics, merged, with_labels
 from llamarack.gateway.protocol import EnvelopeServer, error_response, is_last, read_body, waits_to_continue
+from llamarack.gateway.rack_metrics import rack_text
 from llamarack.gateway.relay import Call, ClientLeft, Relay, json_response
 from llamarack.gateway.routing import ready_replicas
 from llamarack.gateway.tokens import detokenize, tokenize
@@ -299,6 +300,7 @@ class GatewayServer:
             self._metrics.ready.labels(row.model, row.id).set(row.state is State.READY)
         for model in table.models:
             self._metrics.queued.labels(model.name).set(self._admission.queued.get(model.name, 0))
+        record, is_here = await self._dashboard.record()
         asked = [row for row in table.replicas if row.endpoint is not None and row.state is State.READY]
         texts = await asyncio.gather(
             *(get_text(row.endpoint, "/metrics", _ENGINE_METRICS_TIMEOUT_S) for row in asked if row.endpoint)
@@ -309,6 +311,6 @@ class GatewayServer:
             if text
         )
         return web.Response(
-            text=self._metrics.own_text() + engines,
+            text=self._metrics.own_text() + rack_text(record, supervisor_answers=is_here) + engines,
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8", "x-request-id": request_id},
         )
