@@ -8,13 +8,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-dev
 
-.PHONY: demo test check references test-browser test-java test-vllm test-gpu proof-kills proof-fuzz proof-model-fuzz proof-embed-cycles install install-dev clean
+.PHONY: demo test check references test-browser test-java test-node test-vllm test-gpu proof-kills proof-fuzz proof-model-fuzz proof-embed-cycles proof-offline install install-dev clean
 
 demo: $(INSTALLED)
 	@$(BIN)/llamarack demo
 
 test: check
-	$(BIN)/python -m pytest -m "not vllm and not browser and not java and not gpu"
+	$(BIN)/python -m pytest -m "not vllm and not browser and not java and not node and not gpu"
 
 test-java: $(DEVELOPMENT)
 	$(BIN)/python -m pytest -m java
@@ -28,6 +28,11 @@ test-vllm: $(DEVELOPMENT)
 # The dashboard in a headless Chromium: apt-get install --no-install-recommends chromium, or LLAMARACK_CHROMIUM=/path.
 test-browser: $(DEVELOPMENT)
 	$(BIN)/python -m pytest -m browser
+
+# The official OpenAI client for Node 18 or newer, from npm.
+test-node: $(DEVELOPMENT)
+	mkdir -p build/node && npm install --silent --no-audit --no-fund --prefix build/node openai@6.49.0
+	LLAMARACK_REQUIRE_TIERS=node $(BIN)/python -m pytest -m node
 
 test-gpu: $(DEVELOPMENT)
 	$(BIN)/python -m pytest -m gpu
@@ -48,6 +53,10 @@ proof-embed-cycles: $(DEVELOPMENT)
 # docs/reference/*.md from the code.
 references: $(DEVELOPMENT)
 	$(BIN)/python docs/reference/generate.py
+
+# Bundle, install, demo, serve and bench in a network namespace: as root, or where users may make namespaces.
+proof-offline: $(DEVELOPMENT)
+	PYTHON=$(shell command -v $(PYTHON)) $(BIN)/python -m benchmarks.offline_run
 
 check: $(DEVELOPMENT)
 	$(BIN)/ruff check .

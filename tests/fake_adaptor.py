@@ -7,15 +7,17 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llamarack.config import Group, parse
+from llamarack.config import Deployment, Group, parse
 from llamarack.engine.adaptor import (
     Counters,
     Deviations,
     Diagnosis,
     Endpoint,
+    KvUse,
     Launch,
     LaunchContext,
     engine_environment,
@@ -44,6 +46,7 @@ class FakeEngine:
             *(sys.executable, "-I", "-S", str(FAKE_ENGINE), "--socket", str(context.socket)),
             *("--model", context.model.name, "--slots", str(candidate.sequences)),
             *("--context-tokens", str(candidate.context_tokens)),
+            *("--batch-tokens", str(candidate.batch_tokens), "--model-path", str(context.path)),
             *flags(context.group.engine_args),
         ]
         return Launch(
@@ -60,6 +63,15 @@ class FakeEngine:
 
     def counters(self, metrics_text: str) -> Counters:
         return LlamaCpp().counters(metrics_text)
+
+    def require_planned(self, candidate: Candidate, group: Group, log_lines: Sequence[str]) -> None:
+        pass
+
+    def build(self, group: Group, *, on_cards: bool) -> str | None:
+        return None
+
+    def kv_use(self, metrics_text: str) -> KvUse | None:
+        return None
 
     def device_terms(self, log_lines: Sequence[str]) -> Sequence[DeviceTerms]:
         return ()
@@ -85,14 +97,18 @@ def fake_spec(
     slots: int = 4,
     context_tokens: int = 100_000,
     start_deadline_s: float = 20.0,
+    on_out_of_memory: str = "degrade",
+    fallbacks: Sequence[Path] = (),
     **faults: Any,
 ) -> ReplicaSpec:
     """A replica of the fake engine on the CPU, complete. `folder`: where its model file is made; faults by name."""
     path = folder / f"{model}.gguf"
-    path.write_bytes(b"GGUF")
+    if not path.exists():
+        path.write_bytes(b"GGUF")
     # JSON is YAML; engine_args travel as the deployment file would carry them.
     group = {"replicas": 1, "gpus": [], "limits": {"context_tokens": context_tokens, "sequences": slots}}
-    text = json.dumps({"models": [{"name": model, "path": str(path), **group, "engine_args": faults}]})
+    memory = {"on_out_of_memory": on_out_of_memory, "fallbacks": [str(each) for each in fallbacks]}
+    text = json.dumps({"models": [{"name": model, "path": str(path), **group, **memory, "engine_args": faults}]})
     row = parse(text).deployment.models[0]
     return ReplicaSpec(
         id=id,
@@ -108,7 +124,18 @@ def fake_spec(
     )
 
 
-def fake_candidate(slots: int, context_tokens: int) -> Candidate:
+def fake_plan_again(
+    deployment: Deployment, was: ReplicaSpec, group: Group, path: Path, waiting: Sequence[ReplicaSpec]
+) -> ReplicaSpec:
+    """The planner of a rack of fakes: takes the limits as they are."""
+    limits = group.limits
+    batch = 512 if limits.batch_tokens == "auto" else limits.batch_tokens
+    return replace(
+        was, group=group, path=path, candidate=fake_candidate(limits.sequences, limits.context_tokens, batch)
+    )
+
+
+def fake_candidate(slots: int, context_tokens: int, batch_tokens: int = 512) -> Candidate:
     card = CardPlan(
         index=-1,
         name="CPU",
@@ -134,7 +161,7 @@ def fake_candidate(slots: int, context_tokens: int) -> Candidate:
         replica_cards=((),),
         context_tokens=context_tokens,
         sequences=slots,
-        batch_tokens=512,
+        batch_tokens=batch_tokens,
         kv_dtype="f16",
         threads=1,
         max_sequences=slots,

@@ -71,6 +71,9 @@ class Faults:
     byte_at_a_time: bool = False
     pings: bool = False  # an SSE comment before every event
     leak_mib: float = 0.0  # per request
+    memory: int = 0  # what it has, in units of its own: model file in bytes + 100 x batch + slots x context need it
+    memory_ends: str = "start"  # start | request (the first) | load (two at once): when too little of it is met
+    memory_signal: str = ""  # dies by this signal then, without a word
 
     def with_words(self, words: dict[str, Any]) -> "Faults":
         """A copy changed by name; text is turned into the field's type."""
@@ -121,6 +124,7 @@ class Engine:
     grandchildren: list[int] = field(default_factory=list)
     leaked: list[bytearray] = field(default_factory=list)
     seen: deque[Seen] = field(default_factory=lambda: deque(maxlen=20000))
+    needs: int = 0  # memory, see Faults.memory
     free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
     def record(self) -> dict[str, Any]:
@@ -312,6 +316,8 @@ class Generation:
             engine.waiting -= 1
         engine.running += 1
         engine.max_running = max(engine.max_running, engine.running)
+        if faults.memory_ends == "request" or (faults.memory_ends == "load" and engine.running > 1):
+            run_out(engine)
         try:
             await asyncio.sleep(faults.header_delay_s)
             await (self._stream() if self.stream else self._whole())
@@ -490,6 +496,14 @@ def crash(how: str) -> None:
     os._exit(int(how))
 
 
+def run_out(engine: Engine) -> None:
+    """Ends as llama.cpp does where the plan it was started with needs more memory than there is."""
+    if engine.faults.memory and engine.needs > engine.faults.memory:
+        if not engine.faults.memory_signal:
+            print(f"alloc_buffer: failed to allocate buffer of size {engine.needs}", file=sys.stderr, flush=True)
+        crash(engine.faults.memory_signal or "1")
+
+
 def small_answer(engine: Engine, path: str, value: dict[str, Any]) -> Any:
     """The endpoints without tokens to wait for; a token is a byte of UTF-8."""
     match path:
@@ -538,6 +552,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--context-tokens", type=int, default=100_000)
     parser.add_argument("--answer-tokens", type=int, default=64)
+    parser.add_argument("--batch-tokens", type=int, default=512)
+    parser.add_argument("--model-path")
     parser.add_argument("--flavor", choices=("llamacpp", "vllm"), default="llamacpp")
     for each in dataclasses.fields(Faults):
         flag = "--" + each.name.replace("_", "-")
@@ -567,6 +583,8 @@ def start_grandchildren(faults: Faults) -> list[int]:
 
 async def load(engine: Engine) -> None:
     await asyncio.sleep(engine.faults.load_s)
+    if engine.faults.memory_ends == "start":
+        run_out(engine)
     if engine.faults.crash_in_load:
         print(engine.faults.load_error, file=sys.stderr, flush=True)
         crash(engine.faults.crash_with)
@@ -583,6 +601,8 @@ async def main() -> None:
         given.model, given.slots, given.context_tokens, given.answer_tokens, given.flavor,
         os.environ.get(KEY_VARIABLE), faults, free=asyncio.Semaphore(given.slots),
         grandchildren=start_grandchildren(faults),
+        needs=(os.path.getsize(given.model_path) if given.model_path else 0)
+        + 100 * given.batch_tokens + given.slots * given.context_tokens,
     )  # fmt: skip
     if given.socket:
         server = await asyncio.start_unix_server(lambda *streams: Connection(engine, *streams).serve(), given.socket)

@@ -14,7 +14,7 @@ from llamarack.config import Deployment, parse
 from llamarack.paths import RackPaths, rack_paths
 from llamarack.supervise.rack import run_supervisor
 from llamarack.supervise.supervisor import Supervisor
-from tests.fake_adaptor import fake_spec
+from tests.fake_adaptor import fake_plan_again, fake_spec
 
 
 def paths_in(folder: Path) -> RackPaths:
@@ -25,7 +25,7 @@ def build(folder: Path, replicas: list[dict[str, Any]], **supervise: Any) -> Sup
     """A supervisor over fake engines on a free port; `supervise` overrides that section of the file."""
     folder.mkdir(parents=True, exist_ok=True)
     specs = [fake_spec(f"fake-{number}", folder, **faults) for number, faults in enumerate(replicas)]
-    return Supervisor(_deployment(folder, len(specs), supervise), specs, paths_in(folder))
+    return Supervisor(_deployment(folder, len(specs), supervise), specs, paths_in(folder), planner=fake_plan_again)
 
 
 def _deployment(folder: Path, replicas: int, supervise: dict[str, Any]) -> Deployment:

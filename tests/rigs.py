@@ -162,13 +162,15 @@ class Address:
 
 
 @contextlib.asynccontextmanager
-async def gateway_in_process(replicas: Sequence[ReplicaRow], **settings: Any) -> AsyncIterator[Address]:
-    """The gateway's server on the test's own event loop, whose tasks can be counted."""
+async def gateway_in_process(
+    replicas: Sequence[ReplicaRow], *, http: str | None = None, **settings: Any
+) -> AsyncIterator[Address]:
+    """The gateway's server on the test's own event loop, whose tasks can be counted. `http`: fast | aiohttp."""
     chosen = Gateway.model_validate({"port": 0, **settings}, strict=False)
     admission = Admission(max_queue_requests=chosen.max_queue_requests, max_queue_s=chosen.max_queue_s)
     models = tuple(_models(replicas, Defaults(max_tokens=None), None))
     admission.apply(Table(version=1, draining=False, models=models, replicas=tuple(replicas)))
-    protocol = GatewayServer(chosen, admission, Metrics(), None).protocol_factory()
+    protocol = GatewayServer(chosen, admission, Metrics(), None).protocol_factory(http=http)
     server = await asyncio.get_running_loop().create_server(protocol, chosen.host, 0)
     try:
         host, port = server.sockets[0].getsockname()[:2]
@@ -225,6 +227,7 @@ async def gateway_worker(
     name: str = "gateway",
     defaults: Defaults | None = None,
     max_output_tokens: int | None = None,
+    stuck_request_s: float = 300.0,
     **settings: Any,
 ) -> AsyncIterator[GatewayRig]:
     """`python -m llamarack.gateway.worker` with `settings` of the deployment file's `gateway:` section."""
@@ -237,7 +240,12 @@ async def gateway_worker(
     async def serve_link(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         hello = json.loads(await reader.readline())
         assert hello["op"] == "gateway"
-        writer.write(json.dumps({"settings": chosen.model_dump(mode="json")}).encode() + b"\n")
+        told = {
+            "settings": chosen.model_dump(mode="json"),
+            "stuck_request_s": stuck_request_s,
+            "folder": str(folder),
+        }
+        writer.write(json.dumps(told).encode() + b"\n")
         rig.link = writer
         linked.set()
         with contextlib.suppress(ConnectionError):

@@ -11,6 +11,7 @@ Packages, in the order a plan or a request passes through them; imports point on
 - `supervise`: owns the processes; carries no user traffic
 - `gateway`: the only door; carries user traffic, owns no processes
 - `measure`, `judge`, `report`: prove it
+- `ship`: bundles for servers without a network, service files, archives for support
 - `cli`: one file per command
 """
 

@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from llamarack.errors import ConfigError
+from llamarack.rpc_address import RpcAddress, parse_rpc_address
 
 SCHEMA_VERSION = 1
 Engine = Literal["llamacpp", "vllm", "transformers"]
@@ -61,7 +62,11 @@ class Group(_Strict):
     )
     main_gpu: Annotated[int, Field(ge=0)] = Field(0, description="llamacpp: the card used when split_mode is none")
     gpu_layers: Literal["all"] | Annotated[int, Field(ge=0)] = Field("all", description="llamacpp: layers on cards")
-    rpc_servers: list[str] = Field([], description="llamacpp: host:port of RPC devices; loopback or private addresses")
+    rpc_servers: list[str] = Field(
+        [],
+        description="llamacpp: host:port of RPC servers, loopback or private addresses; their devices come first. "
+        "host:port=24GiB,80GiB gives the memory of each device instead of asking for it",
+    )
     limits: Limits = Field(Limits(), description="what one replica may use")
     engine_python: FilePath | None = Field(None, description="interpreter of the engine's own environment")
     engine_binary: FilePath | None = Field(None, description="llama-server; default: the built-in worker")
@@ -83,7 +88,28 @@ class Group(_Strict):
                 f"gpus: {self.replicas} replicas need {self.replicas} lists of cards, {len(lists)} given; "
                 f"type one list per replica, such as gpus: {[[i] for i in range(self.replicas)]}"
             )
+        self._check_rpc_servers()
         return self
+
+    def _check_rpc_servers(self) -> None:
+        if not self.rpc_servers:
+            return
+        if self.engine != "llamacpp":
+            raise ValueError(f"rpc_servers: engine {self.engine} has none; type engine: llamacpp, or leave them out")
+        try:
+            endpoints = [address.endpoint for address in self.rpc_addresses()]
+        except ValueError as error:
+            raise ValueError(f"rpc_servers: {error}") from None
+        if len(set(endpoints)) < len(endpoints):
+            raise ValueError("rpc_servers: a server is named twice; type each once: it offers all its devices")
+        if self.replicas > 1:
+            raise ValueError(
+                f"replicas: {self.replicas} replicas would share RPC servers, which serve one client at a time; "
+                "type replicas: 1 and give every further copy a group with servers of its own"
+            )
+
+    def rpc_addresses(self) -> list[RpcAddress]:
+        return [parse_rpc_address(text) for text in self.rpc_servers]
 
     def gpu_lists(self) -> list[list[int | str]] | None:
         """Cards of each replica; None for `auto`; empty lists for the CPU."""
@@ -153,11 +179,13 @@ class Gateway(_Strict):
     tls_key: FilePath | None = Field(None, description="PEM private key")
     max_queue_requests: Annotated[int, Field(ge=0)] = Field(256, description="waiting requests per model")
     max_queue_s: Seconds = Field(30, description="longest wait in the queue")
+    max_queue_tokens: Count | None = Field(None, description="prompt and output tokens waiting per model; null: any")
     request_timeout_s: Seconds = Field(600, description="longest request")
     keep_alive_s: Seconds = Field(
         1260, description="idle connections are kept this long; Java pools keep theirs 1200 s"
     )
     heartbeat: Heartbeat = Field(Heartbeat(), description="keep-alives in silent streams")
+    access_log: Literal["text", "json", "off"] = Field("text", description="one line a request in the gateway's log")
 
     @model_validator(mode="after")
     def _consistent(self) -> Gateway:
@@ -207,6 +235,18 @@ class Deployment(_Strict):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"models: the name `{name}` is given twice; clients could not tell them apart")
+        return self
+
+    @model_validator(mode="after")
+    def _one_client_per_rpc_server(self) -> Deployment:
+        groups = [group for model in self.models for group in model.groups]
+        endpoints = [address.endpoint for group in groups for address in group.rpc_addresses()]
+        for endpoint in endpoints:
+            if endpoints.count(endpoint) > 1:
+                raise ValueError(
+                    f"models: two groups name the RPC server {endpoint}, which serves one client at a time; start a "
+                    "second server on another port for the second group"
+                )
         return self
 
 

@@ -1,5 +1,7 @@
 """Where files are kept: state and sockets of racks, downloads, logs. Every folder is the user's own, mode 0700.
 
+Logs: `$LLAMARACK_LOG_DIR`, else `$LOGS_DIRECTORY` (systemd), else beside the state. Downloads: `$LLAMARACK_CACHE_DIR`,
+else `$CACHE_DIRECTORY` (systemd), else `$XDG_CACHE_HOME/llamarack`, else `~/.cache/llamarack`.
 State: `--state-dir`, else `$LLAMARACK_STATE_DIR`, else `$RUNTIME_DIRECTORY` (systemd), else
 `$XDG_RUNTIME_DIR/llamarack`, else `$XDG_STATE_HOME/llamarack`, else `~/.local/state/llamarack`.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +22,7 @@ from llamarack.errors import UsageError
 # `<replica>.engine.sock`.
 _SOCKET_PATH_MAX_BYTES = 107
 _SOCKET_NAME_MAX_BYTES = 40
+INSTALL_MARK = "llamarack-install.json"  # written by the installer of a bundle (ship/installer.py)
 _RACK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -29,6 +33,7 @@ class RackPaths:
     name: str
     folder: Path
     sockets: Path
+    logs: Path
 
     @property
     def lock(self) -> Path:
@@ -41,10 +46,6 @@ class RackPaths:
     @property
     def events(self) -> Path:
         return self.folder / "events.jsonl"
-
-    @property
-    def logs(self) -> Path:
-        return self.folder / "logs"
 
     @property
     def admin_socket(self) -> Path:
@@ -76,11 +77,46 @@ def state_dir(given: Path | None = None) -> Path:
     return Path(home).expanduser() / "llamarack"
 
 
+def lasting_dir() -> Path:
+    """What must outlive a logout, such as engines and what was measured of this machine; a rack's state may lie in
+    memory. `$LLAMARACK_STATE_DIR`, else `$STATE_DIRECTORY` (systemd), else the user's state home.
+    """
+    if own := os.environ.get("LLAMARACK_STATE_DIR"):
+        return Path(own).expanduser().absolute()
+    if service := os.environ.get("STATE_DIRECTORY"):
+        return Path(service.split(":")[0])
+    home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(home).expanduser() / "llamarack"
+
+
 def cache_dir() -> Path:
     """Downloads that can be fetched again."""
     if own := os.environ.get("LLAMARACK_CACHE_DIR"):
         return Path(own).expanduser().absolute()
+    if service := os.environ.get("CACHE_DIRECTORY"):
+        return Path(service.split(":")[0])
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "llamarack"
+
+
+def log_dir() -> Path | None:
+    """Where logs go when not beside the state; None: beside it."""
+    if own := os.environ.get("LLAMARACK_LOG_DIR"):
+        return Path(own).expanduser().absolute()
+    if service := os.environ.get("LOGS_DIRECTORY"):
+        return Path(service.split(":")[0])
+    return None
+
+
+def install_folder() -> Path | None:
+    """The offline install that this interpreter belongs to: `engines/` lies in it, `../../models/` beside it."""
+    folder = Path(sys.prefix).parent
+    return folder if (folder / INSTALL_MARK).is_file() else None
+
+
+def shipped_models_dir() -> Path | None:
+    """Models that came with an offline install."""
+    folder = install_folder()
+    return folder.parent.parent / "models" if folder else None
 
 
 def rack_paths(name: str, given_state_dir: Path | None = None) -> RackPaths:
@@ -95,7 +131,9 @@ def rack_paths(name: str, given_state_dir: Path | None = None) -> RackPaths:
     if len(os.fsencode(sockets)) + 1 + _SOCKET_NAME_MAX_BYTES > _SOCKET_PATH_MAX_BYTES:
         short = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
         sockets = Path(tempfile.gettempdir()) / f"llamarack-{os.getuid()}-{short}"
-    return RackPaths(name=name, folder=folder, sockets=sockets)
+    elsewhere = log_dir()
+    logs = folder / "logs" if elsewhere is None else elsewhere / name
+    return RackPaths(name=name, folder=folder, sockets=sockets, logs=logs)
 
 
 def make_private(folder: Path) -> Path:

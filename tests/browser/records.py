@@ -175,7 +175,7 @@ async def gateway_of(
     admission = Admission(max_queue_requests=1, max_queue_s=1)
     rows = [ModelRow(name=r.model, created_unix_s=1, defaults=Defaults(), max_output_tokens=None) for r in replicas]
     admission.apply(Table(version=1, draining=False, models=tuple(rows), replicas=tuple(replicas)))
-    protocol = GatewayServer(settings, admission, Metrics(), keys, Dashboard(str(path))).protocol_factory()
+    protocol = GatewayServer(settings, admission, Metrics(), keys, dashboard=Dashboard(str(path))).protocol_factory()
     server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
     try:
         host, port = server.sockets[0].getsockname()[:2]

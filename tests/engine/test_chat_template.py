@@ -8,7 +8,7 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from llamarack.engine.chat_template import known_templates, template_text
-from llamarack.engine.llamacpp import worker_options
+from llamarack.engine.llamacpp_options import server_options, worker_parameters
 from llamarack.errors import ConfigError
 from tests.engine.launching import launch_context
 
@@ -65,7 +65,7 @@ def test_a_file_is_read_and_an_unknown_name_lists_the_known(tmp_path: Path) -> N
 def test_llamacpp_gets_the_same_text_and_keeps_its_own_names(tmp_path: Path) -> None:
     def given(name: str) -> object:
         context = launch_context(tmp_path, engine="llamacpp", chat_template=name)
-        return worker_options(context)["chat_template"]
+        return worker_parameters(server_options(context), {})["chat_template"]
 
     assert given("llama-2") == template_text("llama-2")
     assert given("mistral-v7") == "mistral-v7"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llamarack.engine.device_memory import term_checks
-from llamarack.engine.llamacpp import buffers
+from llamarack.engine.llamacpp_log import buffers
 from llamarack.engine.vllm_memory import actual_memory, device_terms
 from llamarack.plan.record import CardPlan, Terms
 from llamarack.units import GIB, MIB

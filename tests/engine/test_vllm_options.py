@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from llamarack.engine.vllm_options import flags_of, options_of, pass_through, render, thread_environment
+from llamarack.engine.command_line import flags_of
+from llamarack.engine.vllm_options import options_of, pass_through, render, thread_environment
 from llamarack.errors import ConfigError
 from tests.engine.launching import launch_context
 

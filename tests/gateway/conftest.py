@@ -10,7 +10,7 @@ from tests.rigs import Engine, GatewayRig, fake_engine, gateway_worker
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
-    async with fake_engine(tmp_path_factory.mktemp("engine")) as running:
+    async with fake_engine(tmp_path_factory.mktemp("engine"), context_tokens=1_000_000) as running:
         yield running
 
 

@@ -17,8 +17,8 @@ def row(cap: int | None = None, **defaults: Any) -> ModelRow:
     )
 
 
-def sent(raw: bytes, model: ModelRow, *, chat: bool = True) -> bytes:
-    return bodies.for_engine(raw, bodies.parse(raw, {"m": model}, chat=chat), model)
+def sent(raw: bytes, model: ModelRow, *, shape: str = "chat", **more: Any) -> bytes:
+    return bodies.for_engine(raw, bodies.parse(raw, {"m": model}, shape=shape), model, **more)
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -126,11 +126,17 @@ def test_default_is_for_those_who_say_nothing(given: dict[str, Any]) -> None:
         ({"messages": [1], "max_tokens": True}, "max_tokens"),
         ({"messages": [1], "max_completion_tokens": 1.5}, "max_completion_tokens"),
         ({"messages": [1], "model": 3}, "model"),
+        ({"messages": [1], "n": 0}, "n"),
+        ({"messages": [1], "n": True}, "n"),
+        ({"messages": [1], "n": 129}, "n"),
+        ({"messages": [1], "stop": [3]}, "stop"),
+        ({"messages": [1], "response_format": {"type": "grammar"}}, "response_format"),
+        ({"messages": [1], "response_format": "json"}, "response_format"),
     ],
 )
 def test_field_of_another_type_is_named_with_what_was_given(value: dict[str, Any], param: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        bodies.parse(json.dumps(value).encode(), {"m": row()}, chat=True)
+        bodies.parse(json.dumps(value).encode(), {"m": row()}, shape="chat")
     assert caught.value.param == param
     assert f"`{param}`" in caught.value.message
 
@@ -138,23 +144,58 @@ def test_field_of_another_type_is_named_with_what_was_given(value: dict[str, Any
 @pytest.mark.parametrize("raw", [b"", b"  ", b"{", b"[]", b"null", b'"x"', b"\xff", b'{"messages":[1]} {}'])
 def test_body_that_is_no_object_is_refused(raw: bytes) -> None:
     with pytest.raises(BadRequest):
-        bodies.parse(raw, {"m": row()}, chat=True)
+        bodies.parse(raw, {"m": row()}, shape="chat")
 
 
 def test_completion_may_ask_for_no_tokens_and_chat_may_not() -> None:
     raw = b'{"prompt":[1,2],"max_tokens":0,"echo":true}'
-    assert sent(raw, row(), chat=False) is raw
+    assert sent(raw, row(), shape="text") is raw
     with pytest.raises(BadRequest):
         sent(b'{"messages":[1],"max_tokens":0}', row())
 
 
 def test_unknown_model_is_told_what_is_served() -> None:
     with pytest.raises(ModelNotFound, match=r"`nope`.*`m`") as caught:
-        bodies.parse(b'{"model":"nope","messages":[1]}', {"m": row()}, chat=True)
+        bodies.parse(b'{"model":"nope","messages":[1]}', {"m": row()}, shape="chat")
     assert caught.value.code == "model_not_found"
 
 
 def test_body_without_a_model_is_refused_where_there_are_several() -> None:
     with pytest.raises(BadRequest) as caught:
-        bodies.parse(b'{"messages":[1]}', {"m": row(), "n": row()}, chat=True)
+        bodies.parse(b'{"messages":[1]}', {"m": row(), "n": row()}, shape="chat")
     assert caught.value.param == "model"
+
+
+def test_default_for_the_output_gives_way_to_a_long_prompt_and_the_clients_own_limit_does_not() -> None:
+    raw = b'{"messages":[1]}'
+    assert json.loads(sent(raw, row(max_tokens=512), room_tokens=40))["max_tokens"] == 40
+    assert json.loads(sent(raw, row(max_tokens=512), room_tokens=4000))["max_tokens"] == 512
+    own = b'{"messages":[1],"max_tokens":600}'
+    assert sent(own, row(max_tokens=512), room_tokens=40) == own
+
+
+def test_model_of_an_azure_path_wins_over_the_bodys() -> None:
+    served = {"m": row(), "n": row()}
+    for raw, wanted in (
+        (b'{"messages":[1]}', b'{"model":"m","messages":[1]}'),
+        (b'{"messages":[1],"model":"m"}', b'{"messages":[1],"model":"m"}'),
+        (b'{"messages":[1],"model":"n"}', b'{"messages":[1],"model":"m"}'),
+    ):
+        parsed = bodies.parse(raw, served, shape="chat", deployment="m")
+        assert parsed.model == "m"
+        assert json.loads(bodies.for_engine(raw, parsed, row())) == json.loads(wanted)
+
+
+def test_responses_have_their_own_names_and_keep_no_conversation() -> None:
+    raw = b'{"input":"x","stream":true}'
+    assert json.loads(sent(raw, row(cap=9), shape="responses")) == {
+        "input": "x",
+        "stream": True,
+        "max_output_tokens": 9,
+    }
+    over = b'{"input":"x","max_output_tokens":10}'
+    assert json.loads(sent(over, row(cap=9), shape="responses"))["max_output_tokens"] == 9
+    for body, param in ((b'{"input":"x","previous_response_id":"r"}', "previous_response_id"), (b"{}", "input")):
+        with pytest.raises(BadRequest) as caught:
+            bodies.parse(body, {"m": row()}, shape="responses")
+        assert caught.value.param == param

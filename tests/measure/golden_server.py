@@ -19,10 +19,13 @@ Between = Callable[[], Awaitable[None]]
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Bytes given to the socket in one write. `tokens`: output tokens of the event that these bytes complete."""
+    """Bytes given to the socket in one write. `tokens`: output tokens of the event that these bytes complete.
+    `wait_s`: before it.
+    """
 
     data: bytes
     tokens: int = 0
+    wait_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,9 @@ class Script:
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
+    """`request`: which one of the server's, in order of arrival."""
+
+    request: int
     model: str
     step: int
     tokens: int
@@ -56,6 +62,7 @@ class GoldenServer:
     plain: dict[str, Callable[[Any], tuple[int, Any]]] = field(default_factory=dict)
     sent: list[Sent] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    received_monotonic_ns: list[int] = field(default_factory=list)  # whole requests, as `bodies`
     heads: list[str] = field(default_factory=list)
     num_connections: int = 0
     num_open: int = 0
@@ -89,21 +96,25 @@ class GoldenServer:
             writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
             return True
         self.bodies.append(body)
-        script = self.scripts[body["model"]]
-        return await self._play(body["model"], script if isinstance(script, Script) else script(body), reader, writer)
+        self.received_monotonic_ns.append(time.monotonic_ns())
+        number, script = len(self.bodies) - 1, self.scripts[body["model"]]
+        played = script if isinstance(script, Script) else script(body)
+        return await self._play(number, body["model"], played, reader, writer)
 
     async def _play(
-        self, model: str, script: Script, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, request: int, model: str, script: Script, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         framing = "Transfer-Encoding: chunked" if script.framing == "chunked" else "Connection: close"
         head = f"HTTP/1.1 {script.status} X\r\nContent-Type: {script.content_type}\r\n{framing}\r\n\r\n"
         writer.write(head.encode())
         for number, step in enumerate(script.steps):
-            await self.between()
+            await (asyncio.sleep(step.wait_s) if step.wait_s else self.between())
             framed = b"%x\r\n%s\r\n" % (len(step.data), step.data) if script.framing == "chunked" else step.data
             before_ns = time.monotonic_ns()
             writer.write(framed)
-            self.sent.append(Sent(model=model, step=number, tokens=step.tokens, before_monotonic_ns=before_ns))
+            self.sent.append(
+                Sent(request=request, model=model, step=number, tokens=step.tokens, before_monotonic_ns=before_ns)
+            )
         await self.between()
         return await self._finish(script, reader, writer)
 

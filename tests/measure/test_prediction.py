@@ -78,3 +78,21 @@ def test_limit_is_unknown_without_the_servers_own_batch() -> None:
     )
     assert reached.memory_bandwidth_fraction is None
     assert reached.arithmetic_fraction is None
+
+
+def test_engines_own_count_of_its_work_comes_first() -> None:
+    point = _point(4.0)
+    assert point.repeats[0].server is not None
+    server = replace(point.repeats[0].server, estimated_flop_per_s=4e8, estimated_read_bytes_per_s=1e8)
+    reached = limit_reached(
+        replace(point, repeats=(replace(point.repeats[0], server=server),)),
+        replicas=2,
+        weights_bytes=1,
+        kv_bytes_per_token=1.0,
+        flop_per_token=1.0,
+        bandwidth_bytes_per_s=2e8,
+        flop_per_s=1e9,
+    )
+    assert reached.is_counted_by_engine
+    assert reached.memory_bandwidth_fraction == pytest.approx(0.25)
+    assert reached.arithmetic_fraction == pytest.approx(0.2)

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from llamarack.config import Group, Limits
+from llamarack.engine.rpc_devices import with_remotes
 from llamarack.plan.dry_run import arguments, compared, dry_run, parse
 from llamarack.plan.planner import plan_group
 from llamarack.plan.reference import gguf_spec
@@ -57,5 +58,14 @@ def test_arguments_carry_the_split():
     there = machine(h200(0), h200(1))
     two = group.model_copy(update={"gpus": [0, 1], "tensor_split": [0.6, 0.4]})
     given = " ".join(arguments(plan_group(gguf_spec(LLAMA2_7B, "F16"), two, there, model_name="m"), Path("m")))
-    assert "-c 4096 -np 2" in given
-    assert "-sm layer -ts 0.6,0.4 --kv-unified" in given
+    assert "-c 4096 -np 1" in given  # the tool has no --kv-unified; one sequence has the same pool
+    assert given.endswith("-sm layer -ts 0.6,0.4")
+
+
+def test_rpc_devices_come_before_everything_else():
+    address = "127.0.0.1:50052"
+    group = Group(limits=Limits(sequences=2), rpc_servers=[f"{address}=24GiB"], gpus=[], gpu_layers=20)
+    there = with_remotes(machine(), [(group, None)])
+    candidate = plan_group(gguf_spec(LLAMA2_7B, "Q8_0"), group, there, model_name="m")
+    given = " ".join(arguments(candidate, Path("m"), [address]))
+    assert given.startswith(f"--rpc {address} -m m -c 8192 -np 2 -ngl 20")

@@ -186,3 +186,12 @@ def test_kv_type_of_one_engine_leaves_the_other_out():
     assert both.best.engine == "vllm"
     with pytest.raises(ConfigError, match="llamacpp has no `fp8`"):
         _plan(gguf_spec(LLAMA2_13B, "Q8_0"), "RTX 4090 x2", limits=asked)
+
+
+def test_a_faster_way_that_is_not_first_is_told_with_its_reason():
+    notes = _plan(gguf_spec(LLAMA2_13B, "Q8_0"), "RTX 4090 x2", concurrency=5).notes
+    assert any("split by tensor on cards 0,1, but not first: llama.cpp calls its" in note for note in notes)
+    notes = _plan(gguf_spec(LLAMA2_13B, "Q8_0"), "A100-80 x2", concurrency=5, goal="latency").notes
+    assert any("but not first" in note for note in notes)
+    notes = _plan(safetensors_spec(LLAMA2_7B, "f16"), "A100-80").notes
+    assert not any("but not first" in note for note in notes)

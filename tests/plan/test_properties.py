@@ -77,7 +77,7 @@ def test_upper_end_covers_the_dry_run_that_wants_logits_of_every_token(size, con
     """The dry run's law of b11434, written out again."""
     shape = shape_of(SPECS[size.name, "Q8_0"])
     one = llamacpp.Settings(sequences=sequences, context_tokens=context, micro_batch_tokens=micro, kv_dtype=kv)
-    (load,), _ = llamacpp.on_cards(shape, one, llamacpp_law("cuda", 11434), [1.0])
+    (load,), _ = llamacpp.on_cards(shape, one, [llamacpp_law("cuda", 11434)], [1.0])
     cells, hidden = -(-context // 256) * 256, size.hidden_size
     peaks = [4 * micro * (3 * size.feed_forward_size + 4 * hidden), 4 * micro * (size.vocab_size + 4 * hidden)]
     if kv != "f16":

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llamarack.cli.bench import levels, read_key, seconds, target_url
+from llamarack.cli.bench import levels, read_key, seconds
 from llamarack.errors import UsageError
 from llamarack.measure.point import Level
 from llamarack.measure.result import RECORDS_NAME, RESULT_NAME, read_records
@@ -116,15 +116,6 @@ def test_level_that_is_no_number_is_refused(text: str) -> None:
 def test_rate_that_is_no_usable_number_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         levels("1", text)
-
-
-def test_target_that_is_no_url_says_what_to_type(tmp_path: Path) -> None:
-    assert target_url("http://h") == "http://h"
-    (tmp_path / "rack.yaml").write_text("")
-    for target, hint in ((str(tmp_path / "rack.yaml"), "llamarack serve"), ("host:8080", "http://host:8080")):
-        with pytest.raises(UsageError) as caught:
-            target_url(target)
-        assert hint in (caught.value.hint or "")
 
 
 def test_duration_must_be_above_zero() -> None:

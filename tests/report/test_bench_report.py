@@ -11,15 +11,16 @@ from rich.console import Console
 
 from llamarack.measure.knee import knee
 from llamarack.measure.record import ErrorKind
-from llamarack.measure.result import RECORDS_NAME
-from llamarack.report.bench_charts import bench_charts, ecdf, pareto, throughput
-from llamarack.report.bench_rows import overview, reasons
+from llamarack.measure.result import RECORDS_NAME, read_result, write_result
+from llamarack.report.bench_charts import _time, bench_charts, ecdf, pareto, throughput
+from llamarack.report.bench_rows import against_plan, headlines, memory, overview, reasons
+from llamarack.report.chart import byte_ticks
 from llamarack.report.html import bench_html
 from llamarack.report.markdown import bench_markdown
 from llamarack.report.terminal import print_bench
 from llamarack.report.write import write_bench_report
 from tests.measure.streams import stream
-from tests.report.results import bench_result, numbered, steady
+from tests.report.results import bench_result, numbered, steady, with_rack
 
 FAILED = [stream(scheduled_ms=n, finished_ms=5, error_kind=ErrorKind.IN_BAND) for n in range(5)]
 
@@ -115,7 +116,8 @@ def test_charts_carry_the_measured_numbers() -> None:
     assert [y for _, y in line.points] == pytest.approx([50.0, 50.0])
     (front,) = pareto(result.points).lines
     assert list(front.points[0]) == pytest.approx([50.0, 50.0])
-    course = [chart for chart in bench_charts(result, numbered(steady(), steady())) if "Rate along" in chart.title]
+    _, courses = bench_charts(result, numbered(steady(), steady()))
+    course = [chart for chart in courses if "Rate along" in chart.title]
     assert len(course) == 2
     rates = [rate for _, rate in course[0].lines[0].points]
     assert sum(rates) / len(rates) == pytest.approx(50.0, rel=0.02)
@@ -158,13 +160,73 @@ def test_terminal_table_is_whole_and_aligned_on_a_narrow_terminal() -> None:
 
 
 def test_invalid_levels_are_hollow_and_no_knee() -> None:
-    charts = bench_charts(bench_result(steady(), steady(30), steady(10)), [])
+    charts, _ = bench_charts(bench_result(steady(), steady(30), steady(10)), [])
     hollow = {chart.title.split(",")[0]: chart.lines[0].hollow for chart in charts[:2]}
     assert hollow == {"Output tokens per second": frozenset({2}), "First token": frozenset({2})}
-    alone = bench_charts(bench_result(steady(), steady(10)), [])
+    alone, _ = bench_charts(bench_result(steady(), steady(10)), [])
     assert alone[0].marks == ()
 
 
 def test_pareto_points_are_named_by_their_load() -> None:
     (line,) = pareto(bench_result(steady(), steady()).points).lines
     assert line.labels == ("1", "2")
+
+
+def test_rack_of_this_machine_is_shown_beside_its_plan_with_its_memory(tmp_path: Path) -> None:
+    result = with_rack(bench_result(steady(), steady()))
+    table = against_plan(result)
+    assert table is not None
+    assert table.rows == (("1 at once", "–", "–", "–", "25 ms", "20 ms", "-20%", "–", "–", "–", "36%", "1.2%"),)
+    assert "2 x NVIDIA H200, with 4,800.0 GB/s and 989 fp16 TFLOP/s each" in (table.note or "")
+    held = memory(result)
+    assert held is not None
+    assert held.rows == (("card 0 (NVIDIA H200)", "10.0 GiB", "70.0 GiB", "60.0 GiB", "50%"),)
+    page, text = bench_html(result, numbered(steady(), steady())), bench_markdown(result)
+    _read(page)
+    for shown in (page, text):
+        assert "Against the plan" in shown
+        assert "70.0 GiB" in shown
+    console = Console(file=io.StringIO(), width=40)
+    print_bench(result, console)
+    assert "-20%" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert against_plan(bench_result(steady())) is None
+    assert memory(bench_result(steady())) is None
+
+
+def test_page_opens_with_the_figures_that_answer_a_question() -> None:
+    fast, slow, broken = steady(), steady(), steady(10)
+    found = {each.name: each for each in headlines(bench_result(slow, fast, broken))}
+    assert found["valid levels"].value == "2 of 3"
+    assert found["highest rate"].value == "50.0 tokens/s"
+    assert found["first token, p50"].value == "20 ms"
+    assert "kept ttft:150" in found["best goodput"].detail
+    none = headlines(bench_result(FAILED))
+    assert [(each.name, each.value) for each in none] == [("valid levels", "0 of 1")]
+    assert none[0].detail == "5 of 5 requests failed"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0, "0"), (4.0, "4 s"), (2.5, "2.5 s"), (0.5, "500 ms"), (20.0, "20 s"), (0.01, "10 ms")]
+)
+def test_times_on_an_axis_are_short(seconds: float, text: str) -> None:
+    assert _time(seconds) == text
+
+
+def test_plan_that_said_nothing_is_not_shown() -> None:
+    result = with_rack(bench_result(steady()))
+    assert result.plan is not None
+    (planned,) = result.plan.points
+    assert planned is not None
+    silent = replace(planned, compared=tuple(replace(each, predicted=None) for each in planned.compared))
+    assert against_plan(replace(result, plan=replace(result.plan, points=(silent,)))) is None
+
+
+def test_byte_axis_has_ticks_at_whole_units() -> None:
+    assert byte_ticks(70 * 2**30) == [i * 16 * 2**30 for i in range(6)]
+    assert byte_ticks(0)[0] == 0.0
+
+
+def test_result_with_a_rack_comes_back_from_its_file(tmp_path: Path) -> None:
+    result = with_rack(bench_result(steady()))
+    write_result(result, tmp_path)
+    assert read_result(tmp_path) == result

@@ -2,11 +2,15 @@
 
 import asyncio
 import contextlib
+import json
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import psutil
 import pytest
 
@@ -47,9 +51,14 @@ class RunningRack:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits for something that the journal or the states will show."""
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition():
-                await asyncio.sleep(0.01)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                while not condition():
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            entries = self.supervisor.journal.recent
+            told = "\n".join(f"{entry.kind} {entry.replica}: {entry.message}" for entry in entries)
+            raise AssertionError(f"not within {DEADLINE_S:g} s; the journal:\n{told}") from None
 
     async def until_ready(self) -> None:
         await self.until(lambda: all(replica.state == "ready" for replica in self.supervisor.replicas))
@@ -66,6 +75,42 @@ async def running_rack(folder: Path, replicas: list[dict[str, Any]], **supervise
         yield rack
     finally:
         await rack.stop()
+
+
+async def until_http_ready(url: str) -> None:
+    async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession() as session:
+        while True:
+            try:
+                async with session.get(f"{url}/ready") as response:
+                    if response.status == 200:
+                        return
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def rack_process(
+    folder: Path, replicas: list[dict[str, Any]], *, before: str = "true"
+) -> AsyncIterator[tuple[int, subprocess.Popen[bytes]]]:
+    """The same rack under a supervisor in a process of its own, once it is settled: its port and the process.
+
+    `before`: a shell command run in that process first, such as `ulimit -n 64`.
+    """
+    rack = [sys.executable, "-m", "tests.fake_rack", str(folder), json.dumps(replicas)]
+    process = subprocess.Popen(  # noqa: ASYNC220 - takes 1 ms
+        ["/bin/sh", "-c", f'{before} && exec "$@"', "rack", *rack],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
+    assert process.stdout is not None
+    try:
+        line = await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), DEADLINE_S)
+        yield json.loads(line)["port"], process
+    finally:
+        process.terminate()
+        await asyncio.to_thread(process.wait, DEADLINE_S)
+        process.stdout.close()
 
 
 def left_of(folder: Path) -> list[str]:

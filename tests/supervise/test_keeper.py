@@ -15,6 +15,7 @@ import pytest
 from llamarack.supervise import keeper, keeping
 from llamarack.supervise.keeper import start_ticks
 from llamarack.supervise.keeping import ChildSpec, attach_child, fetch_fds, start_child
+from tests.supervise.oom_cgroup import memory_cgroup
 
 pytestmark = pytest.mark.process
 DEADLINE_S = 20.0
@@ -223,14 +224,14 @@ async def test_nobody_listens_means_no_child(tmp_path: Path) -> None:
 
 
 async def test_log_is_capped_and_keeps_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "LOG_MAX_BYTES", 20_000)
+    monkeypatch.setenv("LLAMARACK_LOG_MAX_BYTES", "64KiB")
     code = "for i in range(20000): print('line', i)"
     child = await start_child(_spec(tmp_path, code))
     await asyncio.wait_for(child.exited.wait(), DEADLINE_S)
     await child.release()
     parts = [tmp_path / "child.log", tmp_path / "child.log.1"]
     # A part is turned after the write that fills it, so each may exceed its half by one write.
-    assert sum(part.stat().st_size for part in parts) < 20_000 + 2 * 65536
+    assert sum(part.stat().st_size for part in parts) < 3 * 65536
     assert parts[0].read_text().splitlines()[-1] == "line 19999"
 
 
@@ -265,3 +266,55 @@ def test_keeper_runs_without_site_packages() -> None:
         timeout=DEADLINE_S,
     )
     assert "JSONDecodeError" in done.stderr  # it came as far as reading its spec
+
+
+# Moves its keeper and itself into a cgroup, lives there until the keeper has looked, and wants more than there is.
+HUNGRY = """
+import os, time
+for pid in (os.getppid(), os.getpid()):
+    open({procs!r}, "w").write(str(pid))
+time.sleep(2.5)
+kept = [bytearray(b"x" * 1048576) for _ in range(400)]
+"""
+
+
+async def test_kill_by_the_hosts_out_of_memory_killer_is_told_from_any_other(tmp_path: Path) -> None:
+    with memory_cgroup(80 * 1024**2) as group:
+        child = await start_child(_spec(tmp_path, HUNGRY.format(procs=str(group / "cgroup.procs"))))
+        await asyncio.wait_for(child.exited.wait(), DEADLINE_S)
+        assert child.exit is not None
+        assert (child.exit.signal, child.exit.oom_killed) == (signal.SIGKILL, True)
+        await child.release()
+
+
+async def test_kill_from_outside_is_not_laid_to_the_out_of_memory_killer(tmp_path: Path) -> None:
+    child = await start_child(_spec(tmp_path, "import time; print('ready', flush=True); time.sleep(600)"))
+    await _until_logged(tmp_path, "ready")
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    await asyncio.wait_for(child.exited.wait(), DEADLINE_S)
+    assert child.exit is not None
+    assert (child.exit.signal, child.exit.oom_killed) == (signal.SIGKILL, False)
+    await child.release()
+
+
+@pytest.mark.parametrize(
+    ("line", "file", "text"),
+    [
+        ("0::/app", "sys/fs/cgroup/app/memory.events", "low 0\nhigh 0\nmax 3\noom 1\noom_kill 2\n"),
+        ("0::/../gone", "sys/fs/cgroup/memory.events", "oom_kill 2\n"),
+        ("4:cpu,memory:/a/b", "sys/fs/cgroup/memory/a/b/memory.oom_control", "under_oom 0\noom_kill 2\n"),
+        ("4:memory:/docker/1", "sys/fs/cgroup/memory/memory.oom_control", "oom_kill 2\n"),
+    ],
+)
+def test_counter_of_oom_kills_is_found_in_both_cgroup_versions(tmp_path: Path, line: str, file: str, text: str) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(line + "\n")
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(text)
+    assert keeper.oom_kills(keeper.oom_counters(str(tmp_path))) == 2
+
+
+def test_without_a_counter_nothing_is_said(tmp_path: Path) -> None:
+    assert keeper.oom_counters(str(tmp_path)) == []
+    assert keeper.oom_kills([]) is None

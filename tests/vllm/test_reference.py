@@ -30,6 +30,10 @@ def test_the_reference_answers_in_every_form(vllm_python: Path, tiny_model: Path
     assert choice["prompt_logprobs"][0] is None
     assert [next(iter(entry)) for entry in choice["prompt_logprobs"][1:]] == [str(token) for token in ids[1:]]
     assert all(math.exp(value) <= 1 for value in choice["logprobs"]["token_logprobs"])
+    named = rack.post("/v1/completions", base | {"prompt": ids, "logprobs": 2, "return_tokens_as_token_ids": True})
+    told_by_id = named["choices"][0]["logprobs"]
+    assert told_by_id["tokens"] == [f"token_id:{token}" for token in choice["logprobs"]["token_ids"]]
+    assert told_by_id["token_logprobs"] == choice["logprobs"]["token_logprobs"]
     # What it generated has, as a prompt, the same log-probabilities: cache and whole pass agree.
     generated = choice["logprobs"]["token_ids"]
     whole = base | {"prompt": ids + generated, "max_tokens": 1, "prompt_logprobs": 0}

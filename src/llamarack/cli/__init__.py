@@ -15,7 +15,26 @@ from llamarack.errors import LlamarackError, UsageError
 from llamarack.version import __version__
 
 # Each command in the module of its name; only the one that was asked for is imported.
-_COMMANDS = ("demo", "check", "plan", "serve", "status", "drain", "stop", "keys", "engine", "bench", "export", "schema")
+_COMMANDS = (
+    "demo",
+    "engine",
+    "check",
+    "plan",
+    "serve",
+    "status",
+    "drain",
+    "stop",
+    "keys",
+    "bench",
+    "tune",
+    "verify",
+    "compare",
+    "acceptance",
+    "export",
+    "bundle",
+    "support",
+    "schema",
+)
 
 app = typer.Typer(
     name="llamarack",

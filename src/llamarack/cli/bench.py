@@ -1,4 +1,7 @@
-"""`llamarack bench URL`: measure an OpenAI-compatible server, print a table, leave records and a report."""
+"""`llamarack bench URL|FILE`: measure an OpenAI-compatible server, print a table, leave records and a report.
+
+A deployment file that is not running is started for the measurement and stopped after it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ import os
 import secrets
 import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -14,16 +20,20 @@ import typer
 from rich.console import Console
 
 from llamarack.cli.bench_progress import BenchProgress
-from llamarack.cli.serve import rack_name
+from llamarack.cli.console import people, print_entry
+from llamarack.cli.serve import load_target, rack_name
+from llamarack.cli.started_rack import started_rack
 from llamarack.errors import NothingRunning, UsageError
 from llamarack.measure.arrivals import Arrivals
 from llamarack.measure.point import Level
+from llamarack.measure.rack import RackSource
 from llamarack.measure.result import BenchResult, new_folder, to_json
 from llamarack.measure.run import run_bench
 from llamarack.measure.settings import Settings
 from llamarack.measure.slo import parse_slo
-from llamarack.measure.target import Endpoint, parse_target
+from llamarack.measure.target import Endpoint, Target, parse_target
 from llamarack.paths import rack_paths
+from llamarack.plan.calibration import calibration_path, remember
 from llamarack.report.terminal import print_bench
 from llamarack.report.write import write_bench_report
 from llamarack.supervise.admin import ask
@@ -31,11 +41,13 @@ from llamarack.units import parse_duration_s
 
 Number = TypeVar("Number", int, float)
 _EXIT_INVALID, _EXIT_INTERRUPTED, _EXIT_TERMINATED = 7, 130, 143
+_UNSET = Target(url="", host="", port=0)  # known once the rack is there
 
 
 def bench(
     target: Annotated[
-        str, typer.Argument(help="URL, with or without /v1; unix:///path; or the file of a running rack")
+        str,
+        typer.Argument(metavar="URL|FILE", help="with or without /v1; unix:///path; or a deployment file or model"),
     ],
     model: Annotated[str | None, typer.Option(help="default: the only one that is served")] = None,
     endpoint: Annotated[Endpoint, typer.Option(help="chat or completions")] = Endpoint.CHAT,
@@ -59,11 +71,14 @@ def bench(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="new folder for records and report")] = None,
     json: Annotated[bool, typer.Option("--json", help="print the result record")] = False,
 ) -> None:
-    """Measure a server under load; exit code 7 when the run proves nothing."""
+    """Measure a server under load; exit code 7 when the run proves nothing.
+
+    A FILE whose rack runs is measured as it runs; otherwise it is started for this and stopped again.
+    """
     if requests is not None and duration is not None:
         raise UsageError("`--requests` and `--duration` exclude each other", hint=f"--duration {duration}")
     settings = Settings(
-        target=parse_target(target_url(target), api_key=read_key(api_key_file), ca_file=ca_file),
+        target=_UNSET,
         levels=levels(concurrency, rate),
         folder=new_folder(output),
         model=model,
@@ -83,18 +98,20 @@ def bench(
         timeout_s=seconds("--timeout", timeout),
         seed=secrets.randbits(32) if seed is None else seed,
     )
-    result, exit_code = asyncio.run(_run(settings))
+    result, exit_code = asyncio.run(_run(settings, target, read_key(api_key_file), ca_file))
     written = write_bench_report(result, settings.folder)
     if json:
         sys.stdout.buffer.write(to_json(result))
         sys.stdout.flush()
     else:
         print_bench(result, Console())
+    if result.plan is not None and result.plan.lesson is not None:
+        remember(result.plan.lesson, calibration_path())
     Console(stderr=True).print(f"report: {written}", highlight=False, soft_wrap=True)
     raise typer.Exit(exit_code)
 
 
-async def _run(settings: Settings) -> tuple[BenchResult, int]:
+async def _run(settings: Settings, target: str, key: str | None, ca_file: Path | None) -> tuple[BenchResult, int]:
     """Ctrl-C and SIGTERM end the run early; what was measured is kept."""
     received: list[int] = []
     task = asyncio.current_task()
@@ -108,28 +125,41 @@ async def _run(settings: Settings) -> tuple[BenchResult, int]:
     loop.add_signal_handler(signal.SIGINT, stop, _EXIT_INTERRUPTED)
     loop.add_signal_handler(signal.SIGTERM, stop, _EXIT_TERMINATED)
     try:
-        with BenchProgress(settings, Console(stderr=True)) as progress:
-            result = await run_bench(settings, progress.on_step)
+        async with opened(target, key, ca_file, settings.folder) as (server, rack):
+            with BenchProgress(settings, Console(stderr=True)) as progress:
+                result = await run_bench(replace(settings, target=server, rack=rack), progress.on_step)
     except asyncio.CancelledError:
         raise typer.Exit(received[0] if received else _EXIT_INTERRUPTED) from None
     return result, received[0] if received else 0 if result.valid else _EXIT_INVALID
 
 
-def target_url(target: str) -> str:
-    """The URL itself, or that of the running rack of a deployment file. Raises UsageError for anything else."""
+@asynccontextmanager
+async def opened(
+    target: str, key: str | None, ca_file: Path | None, folder: Path
+) -> AsyncIterator[tuple[Target, RackSource | None]]:
+    """The server of a URL; the running rack of a file; or one that is started here and gone afterwards, whose logs
+    stay in `folder`. Raises UsageError for what is none of these, and what a start raises.
+    """
     if "://" in target:
-        return target
+        yield parse_target(target, api_key=key, ca_file=ca_file), None
+        return
     if not Path(target).exists():
         raise UsageError(f"`{target}` is neither a URL nor a file", hint=f"llamarack bench http://{target}")
+    deployment = load_target(Path(target), host=None, port=None)
+    paths = rack_paths(rack_name(Path(target)))
     try:
-        record = asyncio.run(ask(rack_paths(rack_name(Path(target))), {"op": "status"}))
+        record = await ask(paths, {"op": "status"})
     except NothingRunning:
-        raise UsageError(
-            f"no rack of `{target}` is running; bench measures a running server",
-            hint=f"llamarack serve {target} --detach",
-        ) from None
+        people.print(f"`{target}` is not running: it is started for this measurement")
+        async with started_rack(deployment, folder=folder / "rack", on_entry=print_entry) as started:
+            yield (
+                parse_target(started.base_url, api_key=started.api_key),
+                RackSource(paths=started.paths, deployment=deployment),
+            )
+        return
     gateway = record["gateway"]
-    return f"{'https' if gateway['tls'] else 'http'}://{gateway['host']}:{gateway['port']}"
+    url = f"{'https' if gateway['tls'] else 'http'}://{gateway['host']}:{gateway['port']}"
+    yield parse_target(url, api_key=key, ca_file=ca_file), RackSource(paths=paths, deployment=deployment)
 
 
 def levels(concurrency: str, rate: str | None) -> tuple[Level, ...]:

@@ -20,6 +20,7 @@ from llamarack.hardware.check import Request, findings, gather, worst_first
 from llamarack.hardware.evidence import Evidence, Wanted
 from llamarack.hardware.finding import Finding, Severity
 from llamarack.hardware.machine import Machine
+from llamarack.hardware.memory_speed import remember_bandwidth
 from llamarack.hardware.summary import summary_lines
 from llamarack.model.check import check_identity
 from llamarack.model.completeness import check_completeness
@@ -55,6 +56,9 @@ def check(
     if file is not None and deployment is None:
         request = dataclasses.replace(request, model_paths=(file,))
     evidence = gather(request)
+    host = evidence.machine.host
+    if functional and host.memory_bandwidth_bytes_per_s is not None:
+        remember_bandwidth(host, host.memory_bandwidth_bytes_per_s)
     found = list(findings(evidence))
     hung = {look.subject for look in evidence.unanswered if look.hung}
     if deployment is not None:

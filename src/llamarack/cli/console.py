@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from dataclasses import asdict
 
+import orjson
 from rich.console import Console
 from rich.markup import escape
 
 from llamarack.errors import LlamarackError
+from llamarack.logs import FORMAT_VARIABLE, LogFormat, log_format, turn_own_log
 from llamarack.supervise.journal import Entry
 
 people = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -18,9 +22,25 @@ _MARKS = {"info": "[dim]·[/]", "warning": "[yellow]![/]", "error": "[red]✗[/]
 
 
 def print_error(error: LlamarackError) -> None:
+    """The reason of an end; an object like the events where those are objects."""
+    if os.environ.get(FORMAT_VARIABLE) == LogFormat.JSON:
+        value = {"kind": error.code, "severity": "error", "message": error.message, "hint": error.hint}
+        sys.stderr.buffer.write(orjson.dumps({"time_unix_s": time.time(), **value}, option=orjson.OPT_APPEND_NEWLINE))
+        sys.stderr.flush()
+        return
     people.print(f"[bold red]error[/]: {escape(error.message)}")
     if error.hint:
         people.print(f"\n[cyan]hint[/]: {escape(error.hint)}")
+
+
+def log_entry(entry: Entry) -> None:
+    """The journal as a log: for people, or as the records themselves where JSON was asked for."""
+    turn_own_log()
+    if log_format() is LogFormat.JSON:
+        sys.stderr.buffer.write(orjson.dumps(asdict(entry), option=orjson.OPT_APPEND_NEWLINE))
+        sys.stderr.flush()
+    else:
+        print_entry(entry)
 
 
 def print_entry(entry: Entry) -> None:

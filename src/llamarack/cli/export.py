@@ -1,19 +1,32 @@
-"""`llamarack export spring FILE`: settings for other programs, written from the deployment file."""
+"""`llamarack export spring|systemd|compose|kubernetes FILE`: files for other programs, from a deployment file."""
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from llamarack import config
 from llamarack.cli.console import people
 from llamarack.config import Deployment
 from llamarack.errors import UsageError
+from llamarack.model.read import read_model
+from llamarack.paths import install_folder, rack_paths
+from llamarack.ship.bundle import containerfile_text
+from llamarack.ship.compose import compose_text
+from llamarack.ship.container import contained
+from llamarack.ship.kubernetes import Cluster, kubernetes_text
+from llamarack.ship.service import model_paths, timing
+from llamarack.ship.systemd import Unit, unit_text
+from llamarack.supervise.layout import slug
+from llamarack.version import __version__
 
-app = typer.Typer(help="Settings for other programs, from a deployment file.", no_args_is_help=True)
+app = typer.Typer(help="Files for other programs, from a deployment file.", no_args_is_help=True)
+File = Annotated[Path, typer.Argument(help="A deployment file.")]
 
 
 class SpringAi(StrEnum):
@@ -23,13 +36,104 @@ class SpringAi(StrEnum):
 
 @app.command("spring")
 def spring(
-    file: Annotated[Path, typer.Argument(help="A deployment file.")],
+    file: File,
     model: Annotated[str | None, typer.Option(help="Which of its models; default: the first.")] = None,
     spring_ai: Annotated[SpringAi, typer.Option(help="Major version of Spring AI.")] = SpringAi.V2,
 ) -> None:
     """Print application.properties for Spring AI."""
     print(spring_properties(config.load(file).deployment, model, spring_ai), end="")
     people.print("[dim]append it to src/main/resources/application.properties[/]")
+
+
+@app.command("systemd")
+def systemd(
+    file: File,
+    user: Annotated[str, typer.Option("--run-as", help="The user it runs as.")] = "llamarack",
+    is_user_unit: Annotated[bool, typer.Option("--user", help="A unit of your own, for systemctl --user.")] = False,
+    rack: Annotated[str | None, typer.Option(help="Name of the rack; default: the file's stem.")] = None,
+) -> None:
+    """Print a systemd unit: readiness, watchdog, time to load and to drain."""
+    deployment = config.load(file).deployment
+    unit = Unit(
+        command=own_command(),
+        file=file.absolute(),
+        rack=rack_paths(rack or slug(file.stem)).name,
+        port=deployment.gateway.port,
+        user=None if is_user_unit else user,
+        timing=timing(deployment, _weights_bytes(deployment)),
+        models=tuple(model_paths(deployment)),
+    )
+    print(unit_text(unit), end="")
+    for line in _unit_advice(unit):
+        people.print(f"[dim]{escape(line)}[/]")
+
+
+@app.command("compose")
+def compose(
+    file: File,
+    image: Annotated[str, typer.Option(help="The image, made from a bundle.")] = f"llamarack:{__version__}",
+) -> None:
+    """Print a Compose file: cards, volumes, health by the load's deadline, time to drain."""
+    deployment = config.load(file).deployment
+    inside = contained(deployment, _weights_bytes(deployment))
+    keys = deployment.gateway.api_keys_file
+    owner = (keys.stat().st_uid, keys.stat().st_gid) if keys is not None and keys.stat().st_uid else None
+    print(compose_text(inside, image=image, owner=owner), end="")
+    people.print("[dim]save it as compose.yaml, then: docker compose up -d[/]")
+    people.print(
+        "[dim]the image: llamarack bundle -o bundle, then docker build -t IMAGE bundle -f bundle/Containerfile[/]"
+    )
+
+
+@app.command("kubernetes")
+def kubernetes(
+    file: File,
+    image: Annotated[str, typer.Option(help="The image, made from a bundle.")] = f"llamarack:{__version__}",
+    name: Annotated[str, typer.Option(help="Of the Deployment and the Service.")] = "llamarack",
+    namespace: Annotated[str, typer.Option(help="Where they go.")] = "default",
+    claim: Annotated[str, typer.Option(help="The claim that holds the models.")] = "llamarack-models",
+    nodes: Annotated[int, typer.Option(min=1, max=1000, help="Servers that get a whole rack each.")] = 1,
+) -> None:
+    """Print Kubernetes manifests: probes by the load's deadline, drain, cards, shared memory, no rights."""
+    deployment = config.load(file).deployment
+    cluster = Cluster(name=name, namespace=namespace, image=image, claim=claim, nodes=nodes)
+    inside = contained(deployment, _weights_bytes(deployment))
+    print(kubernetes_text(inside, cluster, is_insecure_wanted=deployment.gateway.insecure), end="")
+    people.print("[dim]save it as llamarack.yaml, then: kubectl apply -f llamarack.yaml[/]")
+
+
+@app.command("containerfile")
+def containerfile() -> None:
+    """Print the Containerfile that makes an image from an offline bundle; every bundle holds it."""
+    print(containerfile_text(), end="")
+
+
+def _unit_advice(unit: Unit) -> list[str]:
+    service = f"{unit.name}.service"
+    if unit.user is None:
+        return [
+            f"save it as ~/.config/systemd/user/{service}, then: systemctl --user enable --now {service}",
+            "loginctl enable-linger keeps it running when you are not logged in",
+        ]
+    return [
+        f"save it as /etc/systemd/system/{service}, then: systemctl enable --now {service}",
+        f"useradd --system {unit.user} makes the user; it must be able to read the models, the file and its keys",
+        f"sudo -u {unit.user} {unit.command[0]} status --state-dir /run/{unit.name} shows it",
+    ]
+
+
+def own_command() -> tuple[str, ...]:
+    """What starts this llamarack: for an offline install the name that stays the same over its versions."""
+    installed = install_folder()
+    if installed is not None:
+        return (str(installed.parent.parent / "bin" / "llamarack"),)
+    script = Path(sys.executable).parent / "llamarack"
+    return (str(script),) if script.exists() else (sys.executable, "-m", "llamarack")
+
+
+def _weights_bytes(deployment: Deployment) -> dict[Path, int]:
+    paths = {model.path_of(group) for model in deployment.models for group in model.groups}
+    return {path: read_model(path).weights_bytes for path in paths}
 
 
 def spring_properties(deployment: Deployment, wanted: str | None, version: SpringAi) -> str:

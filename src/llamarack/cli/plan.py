@@ -13,14 +13,15 @@ import typer
 from llamarack import config
 from llamarack.cli.console import data
 from llamarack.cli.plan_text import print_budget, print_plan
-from llamarack.config import Deployment, Limits, Model
+from llamarack.config import Deployment, Group, Limits, Model
+from llamarack.engine.builds import build_of, fit_params_of, with_rpc_devices
 from llamarack.errors import UsageError
 from llamarack.hardware.detect import detect_machine
 from llamarack.hardware.machine import Machine
 from llamarack.model.read import read_model
 from llamarack.model.spec import ModelSpec
 from llamarack.plan import dry_run
-from llamarack.plan.calibration import read_calibrations
+from llamarack.plan.calibration import own_calibrations, read_calibrations
 from llamarack.plan.catalogue import machine_of
 from llamarack.plan.deployment import deployment_of, does_not_fit, served_name
 from llamarack.plan.gpu_split import read_gpu_split
@@ -55,7 +56,8 @@ def plan(
         list[Path] | None, typer.Option(help="The same model in another format or quantisation; may be repeated.")
     ] = None,
     calibration: Annotated[
-        Path | None, typer.Option(help="JSON of factors, measured over predicted time, by card and engine version.")
+        Path | None,
+        typer.Option(help="JSON of factors, measured over predicted time. Default: what bench FILE learnt here."),
     ] = None,
     fit_params: Annotated[
         Path | None, typer.Option(help="llama-fit-params to compare with. Default: the one on PATH.")
@@ -79,7 +81,16 @@ def plan(
     if model is None:
         raise UsageError("`MODEL` is missing", hint="llamarack plan model.gguf; or --table llama2")
     if model.suffix in _DEPLOYMENT_SUFFIXES:
-        found, resolved = plan_deployment(config.load(model).deployment, machine, read_model)
+        deployment_file = config.load(model).deployment
+        groups = [group for one in deployment_file.models for group in one.groups]
+        machine = with_rpc_devices(machine, groups)
+        found, resolved = plan_deployment(
+            deployment_file, machine, read_model, build_of=lambda group: build_of(group, machine)
+        )
+        if gpus == "auto":
+            for one, group in zip(found, groups, strict=True):
+                if not any(card.is_rpc_busy for card in machine.remotes):  # they would not answer the dry run either
+                    _compare(one, fit_params, group)
         _finish(found, resolved, json=json, output=output, explain=explain)
         return
     specs = _read([model, *(also or [])], engine)
@@ -93,10 +104,10 @@ def plan(
         goal=goal,
         others=specs[1:],
         limits=limits,
-        calibrations=read_calibrations(calibration) if calibration is not None else (),
+        calibrations=read_calibrations(calibration) if calibration is not None else own_calibrations(),
     )
     if gpus == "auto":
-        _compare(one, fit_params)
+        _compare(one, fit_params, None)
     deployment = deployment_of(one, specs, limits, base=Path.cwd()) if one.best else None
     _finish((one,), deployment, json=json, output=output, explain=explain, specs=specs)
 
@@ -152,13 +163,19 @@ def _plan_split(
         typer.echo(note, err=True)
 
 
-def _compare(one: Plan, binary: Path | None) -> None:
-    """The engine's own dry run beside the plan, on stderr, where there is one to ask."""
-    found = binary or (Path(path) if (path := shutil.which(dry_run.BINARY)) else None)
+def _compare(one: Plan, binary: Path | None, group: Group | None) -> None:
+    """The engine's own dry run beside the plan, on stderr, where there is one to ask: the one named, the one beside
+    the group's llama-server, or the one on PATH. `group`: the part of the file that was planned."""
     best = one.best
-    if found is None or best is None or best.engine != "llamacpp":
+    if best is None or best.engine != "llamacpp":
         return
-    rows = dry_run.dry_run(found, best, Path(best.model_path or one.model_path))
+    on_cards = any(card.index >= 0 for card in best.cards)
+    found = binary or fit_params_of(group or Group(), on_cards=on_cards)
+    found = found or (Path(path) if (path := shutil.which(dry_run.BINARY)) else None)
+    if found is None:
+        return
+    servers = [address.endpoint for address in group.rpc_addresses()] if group is not None else []
+    rows = dry_run.dry_run(found, best, Path(best.model_path or one.model_path), rpc_servers=servers)
     for line in dry_run.compared(best, rows) if rows else [f"{found} gave no answer"]:
         typer.echo(line, err=True)
 

@@ -81,7 +81,7 @@ def _cards_narrow(candidate: Candidate) -> Group:
 
 def _card_name(card: CardPlan, *, short: bool = False) -> str:
     name = short_card(card.name) if short else card.name
-    return name if card.index == CPU_INDEX else f"{card.index} {name}"
+    return name if card.index <= CPU_INDEX else f"{card.index} {name}"
 
 
 def _totals(card: CardPlan) -> Iterable[str]:

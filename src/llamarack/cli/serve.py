@@ -15,10 +15,11 @@ import typer
 import yaml
 from rich.markup import escape
 
-from llamarack import config
-from llamarack.cli.console import people, print_entry
+from llamarack import config, logs
+from llamarack.cli.console import log_entry, people
 from llamarack.config import Deployment
 from llamarack.errors import EngineError, UsageError
+from llamarack.logs import LogFormat
 from llamarack.model.read import read_model
 from llamarack.paths import RackPaths, make_private, rack_paths
 from llamarack.supervise.admin import ask
@@ -43,14 +44,21 @@ def serve(
     detach: Annotated[
         bool, typer.Option("--detach", help="Return once it is ready; it runs on in the background.")
     ] = False,
+    log_format: Annotated[
+        LogFormat | None, typer.Option(help="Of events and the gateway's log; default: LLAMARACK_LOG_FORMAT or text.")
+    ] = None,
 ) -> None:
     """Start the models of a deployment file, or one model, behind an OpenAI-compatible endpoint."""
+    if log_format is not None:
+        os.environ[logs.FORMAT_VARIABLE] = log_format  # the gateway and a detached child are told the same way
+    logs.log_format()
+    logs.log_max_bytes()
     deployment = load_target(target, host=host, port=port)
     paths = rack_paths(rack or rack_name(target), state_dir)
     if detach:
         _detach(paths)
         return
-    number = asyncio.run(run_rack(deployment, paths, on_entry=print_entry, once_settled=_tell_ready))
+    number = asyncio.run(run_rack(deployment, paths, on_entry=log_entry, once_settled=_tell_ready))
     raise typer.Exit(128 + number if number is not None else 0)
 
 
@@ -99,6 +107,8 @@ def _as_yaml(value: dict[str, Any]) -> str:
 
 
 async def _tell_ready(supervisor: Supervisor, all_ready: bool) -> bool:
+    if logs.log_format() is LogFormat.JSON:
+        return True  # the events say it
     if all_ready:
         print_invitation(supervisor)
     else:
@@ -138,13 +148,14 @@ def _detach(paths: RackPaths) -> None:
     make_private(paths.logs)
     log = paths.log_of("serve")
     arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
-    with open(log, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as output:
+    with open(logs.fresh_own_log(log), "wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "llamarack", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
+            env={**os.environ, logs.OWN_LOG_VARIABLE: str(log)},
         )
     while process.poll() is None:
         time.sleep(_DETACH_POLL_S)

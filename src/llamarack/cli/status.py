@@ -16,6 +16,7 @@ from llamarack.cli import status_text
 from llamarack.cli.console import data, people, print_entry, print_json
 from llamarack.cli.serve import StateDir
 from llamarack.errors import UsageError
+from llamarack.judge.proofs import read_proofs
 from llamarack.paths import RackPaths, rack_paths
 from llamarack.paths import state_dir as state_folder
 from llamarack.supervise.admin import ask
@@ -49,10 +50,25 @@ def status(
                 print_entry(Entry(**entry))
         return
     record = asyncio.run(ask(paths, {"op": "status"}))
+    record["proofs"] = proofs_record(paths, record.get("deployment_sha256"))
     if json:
         print_json(orjson.dumps(record))
     else:
         _print(record)
+
+
+def proofs_record(paths: RackPaths, running_sha256: str | None) -> list[dict[str, Any]]:
+    """What was proved of this rack; `is_current`: with the settings that run now."""
+    return [
+        {
+            "kind": kind,
+            "at_unix_s": proof.at_unix_s,
+            "verdict": proof.verdict,
+            "folder": proof.folder,
+            "is_current": proof.deployment_sha256 == running_sha256,
+        }
+        for kind, proof in sorted(read_proofs(paths).items())
+    ]
 
 
 def the_running_rack(given: Path | None) -> str:
@@ -72,8 +88,10 @@ def _print(record: dict[str, Any]) -> None:
         if table is not None:
             data.print()
             data.print(table)
-    for line in status_text.deaths(record):
+    for line in (*status_text.degradations(record), *status_text.deaths(record)):
         people.print(line)
+    for line in status_text.proofs(record):
+        data.print(line)
 
 
 async def _watch(paths: RackPaths) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -89,6 +90,40 @@ def hardware_table(record: Mapping[str, Any]) -> RenderableType | None:
     return made if made.row_count else None
 
 
+def degradations(record: Mapping[str, Any]) -> Iterator[str]:
+    """What was taken from replicas that ran out of memory."""
+    for model in record["models"]:
+        for replica in model["replicas"]:
+            was = replica["degraded_from"]
+            if was is None:
+                continue
+            told = ", ".join(f"{one['setting']} {_step(one['was'])} -> {_step(one['becomes'])}" for one in was["steps"])
+            yield f"{replica['id']}: [yellow]degraded after out of memory[/]: {escape(told)}"
+            yield "  [cyan]hint[/]: the deployment file still asks for more; llamarack plan FILE shows what fits"
+
+
+def _step(value: float | str) -> str:
+    return PurePath(value).name if isinstance(value, str) else f"{value:g}"
+
+
+def proofs(record: Mapping[str, Any]) -> Iterator[str]:
+    """Whether what runs is what was benchmarked and verified."""
+    known = record.get("proofs", ())
+    current = [f"{one['kind']} {one['verdict']} {_ago(one['at_unix_s'])}" for one in known if one["is_current"]]
+    if current:
+        yield f"[dim]proved with these settings: {escape(', '.join(current))}[/]"
+    for one in known:
+        if not one["is_current"]:
+            yield (
+                f"[yellow]settings changed since the last valid {one['kind']}[/] "
+                f"({escape(one['verdict'])}, {_ago(one['at_unix_s'])}): llamarack acceptance FILE"
+            )
+
+
+def _ago(at_unix_s: float) -> str:
+    return f"{format_duration(max(0.0, time.time() - at_unix_s))} ago"
+
+
 def deaths(record: Mapping[str, Any]) -> Iterator[str]:
     """Why replicas died last, with what to do."""
     for model in record["models"]:
@@ -96,8 +131,8 @@ def deaths(record: Mapping[str, Any]) -> Iterator[str]:
             death = replica["last_death"]
             if death is None:
                 continue
-            ago = format_duration(max(0.0, time.time() - death["at_unix_s"]))
-            yield f"{replica['id']}: {escape(death['message'])} (while {death['while']}, {ago} ago)"
+            ago = _ago(death["at_unix_s"])
+            yield f"{replica['id']}: {escape(death['message'])} (while {death['while']}, {ago})"
             if death["hint"]:
                 yield f"  [cyan]hint[/]: {escape(death['hint'])}"
 

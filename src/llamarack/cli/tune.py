@@ -1,6 +1,7 @@
 """`llamarack tune FILE`: measure settings of one model by goodput under a promise, write the better file.
 
-`tune_command(start)` makes the command; how a deployment is started is given to it.
+`tune_command(start)` makes the command; how a deployment is started is given to it, so that it can be tried without an
+engine.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -18,16 +20,18 @@ import typer
 from rich.console import Console
 
 from llamarack.cli.bench import levels, seconds
-from llamarack.config import load, to_yaml
+from llamarack.cli.started_rack import started_rack
+from llamarack.config import Deployment, load, to_yaml
 from llamarack.errors import InvalidRun, UsageError
 from llamarack.measure.point import Level
+from llamarack.measure.rack import RackSource, fullest_card_fraction
 from llamarack.measure.result import new_folder
 from llamarack.measure.run import Step
 from llamarack.measure.settings import Settings
 from llamarack.measure.slo import parse_slo
-from llamarack.measure.target import Target
+from llamarack.measure.target import Target, parse_target
 from llamarack.measure.tune import Outcome, Trial, TuneResult, search, with_trial
-from llamarack.measure.tune_run import StartRack, measuring, only_model, space_of, tuned_path
+from llamarack.measure.tune_run import Rack, StartRack, measuring, only_model, space_of, tuned_path
 
 _EXIT_INCONCLUSIVE = 7
 _UNSET = Target(url="", host="", port=0)  # each trial has its own
@@ -119,3 +123,18 @@ def conclusion(result: TuneResult) -> str:
     low, high = result.gain_interval.low, result.gain_interval.high
     verdict = "" if result.is_better else "; not shown to be better, the file stays as it is"
     return f"{best}: {result.gain_fraction:+.1%} [{low:+.1%} to {high:+.1%}] over the engine's own batch{verdict}"
+
+
+@asynccontextmanager
+async def _start(deployment: Deployment) -> AsyncIterator[Rack]:
+    async with started_rack(deployment) as rack:
+        source = RackSource(paths=rack.paths, deployment=deployment)
+
+        async def memory_fraction() -> float | None:
+            return fullest_card_fraction(await source.status())
+
+        target = parse_target(rack.base_url, api_key=rack.api_key)
+        yield Rack(target=target, source=source, memory_fraction=memory_fraction)
+
+
+tune = tune_command(_start)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -74,15 +74,30 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvUse:
+    """A pool of KV cache that sequences share, as its engine tells it now. `preemptions`: since its start; `waiting`:
+    in the engine's own queue. `None`: it does not say."""
+
+    kv_tokens: int | None
+    used_fraction: float | None
+    preemptions: int | None
+    waiting: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Deviations:
     """Where an engine's stream differs from the wire rules; the gateway rewrites only what is named here.
 
     `error_prefixes`: events that begin so carry an error inside a 200 stream. `tokenizes_as_vllm`: /tokenize takes
-    `prompt` or `messages` and /detokenize answers `prompt`; otherwise llama.cpp's `content`.
+    `prompt` or `messages` and /detokenize answers `prompt`; otherwise llama.cpp's `content`. `ignored_fields`: by path,
+    what the engine drops without a word although it changes the answer, with the values that mean the same as leaving
+    it out. `keeps_connections`: idle connections cost it no thread.
     """
 
     error_prefixes: tuple[bytes, ...] = (b'data: {"error"', b"error: ")
     tokenizes_as_vllm: bool = False
+    ignored_fields: Mapping[str, Mapping[str, tuple[object, ...]]] = field(default_factory=dict)
+    keeps_connections: bool = False
 
 
 class Adaptor(Protocol):
@@ -105,8 +120,17 @@ class Adaptor(Protocol):
     def counters(self, metrics_text: str) -> Counters:
         """From the engine's own /metrics."""
 
+    def kv_use(self, metrics_text: str) -> KvUse | None:
+        """Of a pool that sequences share; None where each has a part of its own."""
+
     def device_terms(self, log_lines: Sequence[str]) -> Sequence[DeviceTerms]:
         """What a started engine's log says of its memory, in the plan's order of devices; empty where it does not."""
+
+    def require_planned(self, candidate: Candidate, group: Group, log_lines: Sequence[str]) -> None:
+        """Raises NeverReady where a started engine says that it did otherwise than planned."""
+
+    def build(self, group: Group, *, on_cards: bool) -> str | None:
+        """The version whose constants the plan takes; None: the newest that it knows. Asks, starts no engine."""
 
 
 # What a child inherits of the supervisor's environment: enough to find libraries, certificates and the locale.

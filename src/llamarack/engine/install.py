@@ -120,6 +120,12 @@ def install(recipe: Recipe, tell: Callable[[str], None], *, folder: Path | None 
     return _finished(recipe, environment)
 
 
+def adopt(recipe: Recipe, environment: Path) -> Installed:
+    """The engine of an environment that somebody else filled. Raises StartFailed where it does not start."""
+    _prove(environment / "bin" / "python", recipe)
+    return _finished(recipe, environment)
+
+
 def _finished(recipe: Recipe, environment: Path) -> Installed:
     asked = ask_interpreter(environment / "bin" / "python", recipe.engine)
     engine = Installed(

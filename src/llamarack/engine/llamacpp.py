@@ -1,6 +1,6 @@
-"""llama.cpp through the built-in worker: options from the plan, causes of death, metric names.
+"""llama.cpp through the built-in worker or a llama-server: which one, how it is launched, causes of death, metrics.
 
-Verified against xllamacpp 2026.10.11549 (llama.cpp b11549).
+Verified against xllamacpp 2026.10.11549 (llama.cpp b11549) and llama-server b11434.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from llamarack.config import Group
@@ -20,51 +20,46 @@ from llamarack.engine.adaptor import (
     Diagnosis,
     Endpoint,
     FatalLine,
+    KvUse,
     Launch,
     LaunchContext,
     MetricNames,
     engine_environment,
     read_counters,
 )
-from llamarack.engine.chat_template import is_known, template_text
 from llamarack.engine.device_memory import DeviceTerms
+from llamarack.engine.installed import Installed, installed_engines
+from llamarack.engine.llamacpp_binary import Binary, ask_binary, devices_of
+from llamarack.engine.llamacpp_log import buffers, require_layers
+from llamarack.engine.llamacpp_options import (
+    ServerOptions,
+    binary_arguments,
+    binary_engine_args,
+    engine_args_are_flags,
+    is_jinja,
+    refuse_worker_modelled,
+    server_options,
+    worker_parameters,
+)
 from llamarack.errors import ConfigError, HardwareError
-from llamarack.units import MIB
+from llamarack.plan.record import Candidate
 
 KEY_VARIABLE = "LLAMARACK_ENGINE_KEY"
+BINARY_KEY_VARIABLE = "LLAMA_API_KEY"  # llama-server's own
 _DEVICE_PROBE_TIMEOUT_S = 60.0
 _CUDA_INDEX = "https://xorbitsai.github.io/xllamacpp/whl/cu128"  # the vendor's own wheels
 _WORKER = Path(__file__).with_name("llamacpp_worker.py")  # imports nothing of ours, so it runs as a plain file
 
-# What the deployment file models, by the option's name in the worker; naming one in engine_args would part plan and
-# engine silently.
-_MODELLED = {
-    "model": "path",
-    "model.path": "path",
-    "model_alias": "models[].name",
-    "n_ctx": "limits.context_tokens and limits.sequences",
-    "n_parallel": "limits.sequences",
-    "n_batch": "limits.batch_tokens",
-    "n_ubatch": "limits.batch_tokens",
-    "cache_type_k": "limits.kv_dtype",
-    "cache_type_v": "limits.kv_dtype",
-    "kv_unified": "limits.kv_unified",
-    "n_gpu_layers": "gpu_layers",
-    "split_mode": "split_mode",
-    "tensor_split": "tensor_split",
-    "main_gpu": "main_gpu",
-    "cpuparams.n_threads": "limits.threads",
-    "cpuparams_batch.n_threads": "limits.threads",
-    "chat_template": "models[].chat_template",
-    "hostnames": "the rack's own socket",
-    "port": "the rack's own socket",
-    "api_keys": "the rack's own key",
-    "fit_params": "the plan",
+# Fields that its server drops without a word, with the values that ask for nothing (b11549, tried one by one).
+_IGNORED: dict[str, dict[str, tuple[object, ...]]] = {
+    "/completions": {"echo": (None, False), "suffix": (None, ""), "best_of": (None, 1)},
+    "/embeddings": {"dimensions": (None,)},
 }
 
 _FATAL = (
     FatalLine(
-        pattern=r"(out of memory|failed to allocate|unable to allocate|cudaMalloc failed)",
+        # Pinned host memory that is refused is only slower; the library goes on.
+        pattern=r"^(?!.*pinned memory).*(out of memory|failed to allocate|unable to allocate|cudaMalloc failed)",
         cause="out_of_memory",
         message="the engine could not get the memory it asked for",
         hint="lower limits.sequences or limits.context_tokens, or use a coarser quantisation; see llamarack plan FILE",
@@ -94,48 +89,65 @@ _FATAL = (
         hint="correct engine_args in the deployment file",
     ),
     FatalLine(
+        pattern=r"Failed to connect to (\S+)",
+        cause="rpc_server_unreachable",
+        message="the RPC server {0} cannot be reached",
+        hint="start it there: ggml-rpc-server --host ADDRESS --port PORT; one client at a time is served",
+    ),
+    FatalLine(
+        pattern=r"(Remote RPC server crashed|RPC server version mismatch)",
+        cause="rpc_server_lost",
+        message="an RPC server broke off or speaks another version: {0}",
+        hint="read that server's own output; engine and RPC servers must be of one llama.cpp build",
+    ),
+    FatalLine(
         pattern=r"(error loading model|failed to load model)",
         cause="load_failed",
         message="the engine could not load the model",
     ),
 )
 
-# `load_tensors:   CPU_Mapped model buffer size =    92.10 MiB`, at verbosity 4.
-_BUFFER = re.compile(r"(\S+) +(model|KV|compute) buffer size = +([\d.]+) MiB")
-_BUFFER_TERMS = {"model": "weights_bytes", "KV": "kv_bytes", "compute": "compute_bytes"}
-
 
 class LlamaCpp:
     name = "llamacpp"
     # The worker's own keep-alives are off; an error inside a stream comes as `error: {...}` or as a data event.
-    deviations = Deviations()
+    deviations = Deviations(ignored_fields=_IGNORED)
 
     def prepare(self, group: Group, *, on_cards: bool) -> None:
-        _refuse_modelled(group)
-        if group.engine_binary is not None:
-            raise ConfigError(
-                f"`engine_binary`: `{group.engine_binary}` is not run: this version has the built-in worker only",
-                hint="leave engine_binary out",
-            )
-        if group.rpc_servers:
-            raise ConfigError(
-                "`rpc_servers`: this version does not use RPC devices",
-                hint="leave rpc_servers out, or type rpc_servers: []",
-            )
-        if on_cards and not _has_gpu_device():
+        binary = binary_of(group, on_cards=on_cards)
+        if binary is None:
+            refuse_worker_modelled(group)
+            if on_cards and not _has_gpu_device():
+                raise HardwareError(
+                    "this machine has cards, but the installed llama.cpp (xllamacpp) was built without a GPU device",
+                    hint=f"llamarack engine install llamacpp --cuda, or {sys.executable} -m pip install "
+                    f"--force-reinstall xllamacpp --index-url {_CUDA_INDEX}, or gpus: [] to run on the processor",
+                )
+            return
+        binary_engine_args(group.engine_args, binary.flags)
+        if on_cards and not any(not device.is_rpc for device in devices_of(binary)):
             raise HardwareError(
-                "this machine has cards, but the installed llama.cpp (xllamacpp) was built without a GPU device",
-                hint=f"{sys.executable} -m pip install --force-reinstall xllamacpp --index-url {_CUDA_INDEX}, "
-                "or gpus: [] to run on the processor",
+                f"this machine has cards, but `{binary.path}` was built without a GPU device",
+                hint="llamarack engine install llamacpp --cuda builds one, or gpus: [] to run on the processor",
             )
 
     def launch(self, context: LaunchContext) -> Launch:
-        options = worker_options(context)
-        path = context.files / "llamacpp.json"
-        path.write_text(json.dumps(options, indent=1))
+        options = server_options(context)
+        binary = binary_of(context.group, on_cards=bool(context.card_uuids))
+        if binary is None:
+            refuse_worker_modelled(context.group)
+            path = context.files / "llamacpp.json"
+            path.write_text(json.dumps(worker_parameters(options, context.group.engine_args), indent=1))
+            argv, key_variable = [sys.executable, "-P", str(_WORKER), str(path)], KEY_VARIABLE
+        else:
+            arguments = binary_arguments(
+                options, binary.flags, program=binary.shown, template_file=_template_file(context, options)
+            )
+            own = binary_engine_args(context.group.engine_args, binary.flags)
+            argv, key_variable = [str(binary.path), *arguments, *own], BINARY_KEY_VARIABLE
         return Launch(
-            argv=[sys.executable, "-P", str(_WORKER), str(path)],
-            env=engine_environment(os.environ, context.card_uuids, {**context.group.env, KEY_VARIABLE: context.key}),
+            argv=argv,
+            env=engine_environment(os.environ, context.card_uuids, {**context.group.env, key_variable: context.key}),
             endpoint=Endpoint(socket=context.socket, port=None, key=context.key, served_name=context.model.name),
         )
 
@@ -145,8 +157,18 @@ class LlamaCpp:
     def load_fraction(self, log_tail: Sequence[str]) -> float | None:
         return None  # the library reports progress as dots without a total
 
+    def kv_use(self, metrics_text: str) -> KvUse | None:
+        return None  # the table tells the size of a unified cache; each slot has its own otherwise
+
     def device_terms(self, log_lines: Sequence[str]) -> Sequence[DeviceTerms]:
         return buffers(log_lines)
+
+    def require_planned(self, candidate: Candidate, group: Group, log_lines: Sequence[str]) -> None:
+        require_layers(candidate, group, log_lines)
+
+    def build(self, group: Group, *, on_cards: bool) -> str | None:
+        binary = binary_of(group, on_cards=on_cards)
+        return None if binary is None or binary.build is None else f"b{binary.build}"
 
     def counters(self, metrics_text: str) -> Counters:
         return read_counters(
@@ -160,24 +182,48 @@ class LlamaCpp:
         )
 
 
-def buffers(log_lines: Iterable[str]) -> list[DeviceTerms]:
-    """Buffers by device, in the order of the log: cards where there are any, else the processor. In tensor mode the
-    sizes are the largest of all cards' (`Meta`) and say nothing of one."""
-    sizes: dict[str, dict[str, int]] = {}
-    for line in log_lines:
-        match = _BUFFER.search(line)
-        if match is None or match[1].startswith("Meta"):
+def binary_of(group: Group, *, on_cards: bool, known: Sequence[Installed] | None = None) -> Binary | None:
+    """The llama-server that runs a group: the one it names, else an installed build for its devices; None: the
+    built-in worker.
+
+    Raises ConfigError for a file that is no llama-server, and for `rpc_servers` where no build with RPC is there.
+    """
+    if group.engine_binary is not None:
+        binary = ask_binary(group.engine_binary)
+        if group.rpc_servers and not binary.has_rpc:
+            raise ConfigError(
+                f"rpc_servers: `{binary.path}` was built without RPC", hint="llamarack engine install llamacpp --rpc"
+            )
+        return binary
+    build = installed_build(group, on_cards=on_cards, known=installed_engines() if known is None else known)
+    if build is None and group.rpc_servers:
+        raise ConfigError(
+            "rpc_servers: the built-in worker has no RPC, and no build that has it is installed",
+            hint="llamarack engine install llamacpp --rpc, or engine_binary: /path/to/llama-server",
+        )
+    return None if build is None or build.binary is None else ask_binary(build.binary)
+
+
+def installed_build(group: Group, *, on_cards: bool, known: Sequence[Installed]) -> Installed | None:
+    """The newest installed build for the group's devices. One made for cards is left alone on the processor, where it
+    has no advantage; one whose options are spelled differently from the file's engine_args as well."""
+    for one in known:
+        if one.engine != "llamacpp" or one.binary is None or (one.cuda is not None) is not on_cards:
             continue
-        device = "CPU" if match[1].startswith("CPU") else match[1]
-        terms = sizes.setdefault(device, {})
-        term = _BUFFER_TERMS[match[2]]
-        terms[term] = terms.get(term, 0) + round(float(match[3]) * MIB)
-    cards = [DeviceTerms(device=name, terms=terms) for name, terms in sizes.items() if not _is_host(name)]
-    return cards or [DeviceTerms(device=name, terms=terms) for name, terms in sizes.items() if name == "CPU"]
+        if group.rpc_servers and "rpc" not in one.features:
+            continue
+        if group.engine_args and not engine_args_are_flags(group.engine_args, ask_binary(one.binary).flags):
+            continue
+        return one
+    return None
 
 
-def _is_host(device: str) -> bool:
-    return device == "CPU" or device.endswith("_Host")
+def _template_file(context: LaunchContext, options: ServerOptions) -> Path | None:
+    if options.template is None or not is_jinja(options.template):
+        return None
+    path = context.files / "chat_template.jinja"
+    path.write_text(options.template, encoding="utf-8")
+    return path
 
 
 def _has_gpu_device() -> bool:
@@ -193,63 +239,6 @@ def _has_gpu_device() -> bool:
             hint="llamarack check tells whether the driver answers",
         ) from None
     return "GPU" in done.stdout
-
-
-def worker_options(context: LaunchContext) -> dict[str, object]:
-    """Names and values of the worker's parameter object, from the plan; engine_args come last.
-
-    Raises ConfigError for an engine_args name that the file models.
-    """
-    plan = context.candidate
-    limits = context.group.limits
-    _refuse_modelled(context.group)
-    options: dict[str, object] = {
-        "model.path": str(context.path),
-        "model_alias": [context.model.name],
-        "hostnames": [str(context.socket)],
-        "n_ctx": plan.context_tokens * plan.sequences if not plan.kv_unified else plan.context_tokens,
-        "n_parallel": plan.sequences,
-        "n_batch": plan.batch_tokens,
-        "n_ubatch": plan.micro_batch_tokens or min(512, plan.batch_tokens),
-        "cache_type_k": plan.kv_dtype,
-        "cache_type_v": plan.kv_dtype,
-        "kv_unified": limits.kv_unified,
-        "fit_params": False,  # the plan fits; the engine must not change it
-        "endpoint_metrics": True,
-        "endpoint_slots": True,
-        "ui": False,
-        "verbosity": 4,  # buffer sizes are printed from this level on (PR #23021)
-        "cache_ram_mib": 0,  # a prompt cache of up to 8 GiB of RAM would stand outside every plan
-        "sse_ping_interval": -1,  # the gateway sends its own
-        "cors_origins": "http://127.0.0.1:1",  # browsers are served by the gateway alone
-    }
-    if plan.threads is not None:
-        options["cpuparams.n_threads"] = plan.threads
-        options["cpuparams_batch.n_threads"] = plan.threads
-    if not context.card_uuids:
-        options["n_gpu_layers"] = 0
-    else:
-        options["n_gpu_layers"] = 999 if context.group.gpu_layers == "all" else context.group.gpu_layers
-        options["split_mode"] = context.group.split_mode
-        options["main_gpu"] = context.group.main_gpu
-        if plan.tensor_split is not None:
-            options["tensor_split"] = list(plan.tensor_split)
-    if context.model.chat_template is not None:
-        options["chat_template"] = _template_text(context.model.chat_template)
-    return {**options, **context.group.engine_args}
-
-
-def _refuse_modelled(group: Group) -> None:
-    for name in group.engine_args:
-        if name in _MODELLED:
-            raise ConfigError(
-                f"engine_args.{name}: the deployment file models this", hint=f"set {_MODELLED[name]} instead"
-            )
-
-
-def _template_text(given: str) -> str:
-    """Ours by name or a file; other names are llama.cpp's own."""
-    return template_text(given) if is_known(given) or Path(given).is_file() else given
 
 
 def diagnose_by_lines(known: Sequence[FatalLine], exit_words: str, log_tail: Sequence[str]) -> Diagnosis:

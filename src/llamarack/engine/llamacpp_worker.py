@@ -17,6 +17,7 @@ _ENUMS = {
     "cache_type_k": ("ggml_type", "GGML_TYPE_"),
     "cache_type_v": ("ggml_type", "GGML_TYPE_"),
     "split_mode": ("llama_split_mode", "LLAMA_SPLIT_MODE_"),
+    "pooling_type": ("llama_pooling_type", "LLAMA_POOLING_TYPE_"),
     "flash_attn_type": ("llama_flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_"),
 }
 

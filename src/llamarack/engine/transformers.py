@@ -17,6 +17,7 @@ from llamarack.engine.adaptor import (
     Diagnosis,
     Endpoint,
     FatalLine,
+    KvUse,
     Launch,
     LaunchContext,
     MetricNames,
@@ -28,6 +29,7 @@ from llamarack.engine.device_memory import DeviceTerms
 from llamarack.engine.installed import engine_for
 from llamarack.engine.llamacpp import KEY_VARIABLE, diagnose_by_lines
 from llamarack.errors import ConfigError
+from llamarack.plan.record import Candidate
 
 _WORKER = Path(__file__).with_name("transformers_worker.py")
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -102,6 +104,15 @@ class Transformers:
 
     def counters(self, metrics_text: str) -> Counters:
         return read_counters(metrics_text, _METRICS)
+
+    def require_planned(self, candidate: Candidate, group: Group, log_lines: Sequence[str]) -> None:
+        pass
+
+    def build(self, group: Group, *, on_cards: bool) -> str | None:
+        return None
+
+    def kv_use(self, metrics_text: str) -> KvUse | None:
+        return None
 
     def device_terms(self, log_lines: Sequence[str]) -> Sequence[DeviceTerms]:
         return ()  # it does not tell

@@ -177,10 +177,14 @@ class Answer:
         rows = [list(entries.values()) for entries in self.logprobs[first:]]
         if "messages" in self.body:
             return {"content": [_chat_logprob(row[0]) | {"top_logprobs": [*map(_chat_logprob, row)]} for row in rows]}
+        if self.body.get("return_tokens_as_token_ids"):  # vLLM's way: two tokens may read the same
+            named = [{f"token_id:{token}": e["logprob"] for token, e in row.items()} for row in self.logprobs[first:]]
+        else:
+            named = [{entry["decoded_token"]: entry["logprob"] for entry in row} for row in rows]
         return {
-            "tokens": [row[0]["decoded_token"] for row in rows],
+            "tokens": [next(iter(row)) for row in named],
             "token_logprobs": [row[0]["logprob"] for row in rows],
-            "top_logprobs": [{entry["decoded_token"]: entry["logprob"] for entry in row} for row in rows],
+            "top_logprobs": named,
             "token_ids": self.ids[first:],
         }
 

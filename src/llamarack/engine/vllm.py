@@ -16,6 +16,7 @@ from llamarack.engine.adaptor import (
     Deviations,
     Diagnosis,
     Endpoint,
+    KvUse,
     Launch,
     LaunchContext,
     MetricNames,
@@ -23,13 +24,17 @@ from llamarack.engine.adaptor import (
     read_counters,
 )
 from llamarack.engine.chat_template import template_text
+from llamarack.engine.command_line import flags_of
 from llamarack.engine.device_memory import DeviceTerms
 from llamarack.engine.installed import Installed, engine_for
 from llamarack.engine.llamacpp import diagnose_by_lines
 from llamarack.engine.vllm_faults import FATAL
 from llamarack.engine.vllm_help import API_SERVER, help_text
+from llamarack.engine.vllm_kv import kv_use
 from llamarack.engine.vllm_memory import device_terms
-from llamarack.engine.vllm_options import flags_of, options_of, pass_through, render, thread_environment
+from llamarack.engine.vllm_options import options_of, pass_through, render, thread_environment
+from llamarack.plan.nodes import node_of
+from llamarack.plan.record import Candidate
 
 KEY_VARIABLE = "VLLM_API_KEY"
 # `Loading safetensors checkpoint shards:  50% Completed | 1/2 [00:01<00:01,  1.02s/it]`
@@ -49,7 +54,7 @@ METRICS = MetricNames(
 class Vllm:
     name = "vllm"
     # An error inside a stream comes as `data: {"error": ...}`; otherwise its events are OpenAI's.
-    deviations = Deviations(tokenizes_as_vllm=True)
+    deviations = Deviations(tokenizes_as_vllm=True, keeps_connections=True)
 
     def prepare(self, group: Group, *, on_cards: bool) -> None:
         pass_through(group, flags_of(help_text(engine_for(group, on_cards=on_cards))))
@@ -80,6 +85,15 @@ class Vllm:
     def counters(self, metrics_text: str) -> Counters:
         return read_counters(metrics_text, METRICS)
 
+    def require_planned(self, candidate: Candidate, group: Group, log_lines: Sequence[str]) -> None:
+        pass
+
+    def build(self, group: Group, *, on_cards: bool) -> str | None:
+        return None
+
+    def kv_use(self, metrics_text: str) -> KvUse | None:
+        return kv_use(metrics_text)
+
     def device_terms(self, log_lines: Sequence[str]) -> Sequence[DeviceTerms]:
         return device_terms(log_lines)
 
@@ -95,7 +109,6 @@ def _template_file(context: LaunchContext) -> Path | None:
 def _environment(context: LaunchContext, engine: Installed) -> dict[str, str]:
     own = {"PATH": f"{engine.python.parent}:{os.environ.get('PATH', os.defpath)}"}  # ninja, for compiled kernels
     if not context.card_uuids:
-        plan = context.candidate
         cores = len(os.sched_getaffinity(0))
-        own |= thread_environment(plan.tensor_parallel * plan.pipeline_parallel, plan.threads or cores)
+        own |= thread_environment(len(node_of(context.group).ranks), context.candidate.threads or cores)
     return engine_environment(os.environ, context.card_uuids, {**own, **context.group.env, KEY_VARIABLE: context.key})

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from llamarack.config import Group
 from llamarack.engine.adaptor import LaunchContext
-from llamarack.errors import ConfigError
+from llamarack.engine.command_line import Option, dashed, pass_engine_args, render_options
 
 # What the deployment file models, by vLLM's option; naming one in engine_args would part plan and engine silently.
 _MODELLED = {
     "model": "path",
     "tensor-parallel-size": "tensor_parallel",
+    "tp": "tensor_parallel",  # argparse's short forms
     "pipeline-parallel-size": "pipeline_parallel",
+    "pp": "pipeline_parallel",
     "gpu-memory-utilization": "limits.gpu_memory_fraction",
     "kv-cache-memory-bytes": "limits.kv_cache_bytes",
     "kv-cache-memory": "limits.kv_cache_bytes",
@@ -33,21 +32,9 @@ _MODELLED = {
     "api-key": "the rack's own key",
     "trust-remote-code": "nothing: code from model files is never run",
 }
-# argparse's short forms of the above.
-_SHORT = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size"}
 # Of the time the keeper gives between SIGTERM and SIGKILL; the supervisor has drained before.
 _SHUTDOWN_TIMEOUT_S = 5
-_FLAG = re.compile(r"(?<![\w-])--([a-z0-9][a-z0-9_.-]*[a-z0-9])")
 _LEAST_QUEUED = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """`names`: spellings, newest first. `value` None: a switch. `needed`: a version that lacks it cannot be used."""
-
-    names: tuple[str, ...]
-    value: str | None
-    needed: bool = True
 
 
 def options_of(context: LaunchContext, template: Path | None) -> list[Option]:
@@ -108,61 +95,19 @@ def _dtype(kv_dtype: str) -> str | None:
     return "bfloat16" if kv_dtype == "bf16" or kv_dtype.startswith("fp8") else None
 
 
-def flags_of(help_text: str) -> frozenset[str]:
-    """Long options that a help text names, without their dashes, in the dashed spelling."""
-    return frozenset(name.replace("_", "-") for name in _FLAG.findall(help_text))
-
-
 def render(options: Sequence[Option], known: frozenset[str], version: str) -> list[str]:
     """Arguments in the spelling of the installed version. Raises ConfigError for a needed option it lacks."""
-    arguments: list[str] = []
-    for option in options:
-        name = next((name for name in option.names if name in known), None)
-        if name is None:
-            if option.needed:
-                raise ConfigError(
-                    f"vllm {version} has no option `--{option.names[0]}`",
-                    hint="llamarack engine install vllm makes a version ready that has it",
-                )
-            continue
-        arguments += [f"--{name}"] if option.value is None else [f"--{name}", option.value]
-    return arguments
+    hint = "llamarack engine install vllm makes a version ready that has it"
+    return render_options(options, known, program=f"vllm {version}", hint=hint)
 
 
 def pass_through(group: Group, known: frozenset[str]) -> list[str]:
     """engine_args as they are. Raises ConfigError for one that the file models or that this version lacks."""
-    arguments: list[str] = []
-    for given, value in group.engine_args.items():
-        name = _dashed(given)
-        modelled = _MODELLED.get(_SHORT.get(name, name))
-        if modelled is not None:
-            raise ConfigError(f"engine_args.{given}: the deployment file models this", hint=f"set {modelled} instead")
-        if name not in known and name.partition(".")[0] not in known:
-            close = difflib.get_close_matches(name, sorted(known), n=1)
-            raise ConfigError(
-                f"engine_args.{given} is no option of this vllm",
-                hint=f"near: {close[0]}" if close else "engine_args takes vLLM's own names, without the dashes",
-            )
-        arguments += _argument(given, name, value, known)
-    return arguments
-
-
-def _argument(given: str, name: str, value: str | int | float | bool | None, known: frozenset[str]) -> list[str]:
-    if value is None or value is True:
-        return [f"--{name}"]
-    if value is not False:
-        return [f"--{name}", str(value)]
-    if f"no-{name}" not in known:
-        raise ConfigError(f"engine_args.{given}: this option cannot be switched off", hint="leave it out")
-    return [f"--no-{name}"]
+    return pass_engine_args(group.engine_args, known, _MODELLED, program="vllm")
 
 
 def _normalised(engine_args: Mapping[str, object]) -> frozenset[str]:
-    return frozenset(map(_dashed, engine_args))
-
-
-def _dashed(name: str) -> str:
-    return name.lstrip("-").replace("_", "-")
+    return frozenset(map(dashed, engine_args))
 
 
 def thread_environment(ranks: int, threads: int) -> dict[str, str]:

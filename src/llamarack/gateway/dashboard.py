@@ -16,8 +16,8 @@ from pathlib import PurePath
 from typing import Any
 
 import orjson
-from aiohttp import web
 
+from llamarack.gateway.exchange import Exchange
 from llamarack.version import __version__
 
 STATUS_PATH = "/dashboard/status"
@@ -38,6 +38,7 @@ _FILES = {
     "/dashboard/icon.svg": ("icon.svg", "image/svg+xml"),
     "/favicon.ico": ("icon.svg", "image/svg+xml"),
 }
+PAGE_PATHS = frozenset(_FILES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +60,9 @@ class Dashboard:
         self._is_here = False
         self._asking = asyncio.Lock()
 
-    def page(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse | None:
-        """A static file, or None for what is not one."""
-        asset = self._assets.get(request.path)
-        if asset is None or request.method not in {"GET", "HEAD"}:
-            return None
+    def page(self, exchange: Exchange, request_id: str) -> None:
+        """Answers with the static file of one of `PAGE_PATHS`."""
+        asset = self._assets[exchange.path]
         headers = {
             "Content-Type": asset.kind,
             "Content-Security-Policy": _POLICY,
@@ -74,9 +73,10 @@ class Dashboard:
             "X-Content-Type-Options": "nosniff",
             "x-request-id": request_id,
         }
-        if request.headers.get("If-None-Match") == asset.tag:
-            return web.Response(status=304, headers=headers)
-        return web.Response(body=asset.body, headers=headers)
+        if exchange.headers.get("if-none-match") == asset.tag:
+            exchange.answer(304, headers, b"")
+        else:
+            exchange.answer(200, headers, asset.body)
 
     async def record(self) -> tuple[dict[str, Any] | None, bool]:
         """The newest record and whether the supervisor answers; an absent one leaves the last record standing."""
@@ -122,7 +122,7 @@ def shown(record: Mapping[str, Any]) -> dict[str, Any]:
     models = [
         {
             **model,
-            "replicas": [{k: v for k, v in row.items() if k not in {"endpoint", "log"}} for row in model["replicas"]],
+            "replicas": [_without_paths(row) for row in model["replicas"]],
         }
         for model in record.get("models", [])
     ]

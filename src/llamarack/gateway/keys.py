@@ -21,13 +21,18 @@ _RECHECK_S = 1.0
 
 
 class Key(BaseModel):
-    """One caller. The key itself is shown once, when it is made."""
+    """One caller. The key itself is shown once, when it is made. `models`: the only ones it may use; the limits: None
+    is none."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     created_unix_s: int
+    models: list[str] | None = None
+    max_parallel: Annotated[int, Field(ge=1)] | None = None
+    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
+    tokens_per_day: Annotated[int, Field(ge=1)] | None = None
 
 
 class KeyFile(BaseModel):
@@ -63,7 +68,7 @@ def read_keys(path: Path) -> KeyFile:
 def write_keys(path: Path, content: KeyFile) -> None:
     fresh = path.with_name(path.name + ".new")
     with open(fresh, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        yaml.safe_dump(content.model_dump(), file, sort_keys=False)
+        yaml.safe_dump(content.model_dump(exclude_none=True), file, sort_keys=False)
     os.replace(fresh, path)
 
 
@@ -82,10 +87,10 @@ class Keys:
         self._stamp = self._file_stamp()
         self._checked_monotonic_s = time.monotonic()
 
-    def require(self, headers: Mapping[str, str]) -> str:
-        """The caller's name. Raises Unauthorized. Accepts `Authorization: Bearer` and `api-key`."""
+    def require(self, headers: Mapping[str, str]) -> Key:
+        """The caller's entry. Raises Unauthorized. Reads `authorization: Bearer` and `api-key`."""
         self._refresh()
-        given = headers.get("Authorization", "")
+        given = headers.get("authorization", "")
         scheme, _, token = given.partition(" ")
         key = (token.strip() if scheme.lower() == "bearer" else "") or headers.get("api-key", "")
         if not key:
@@ -94,7 +99,7 @@ class Keys:
         found = None
         for known in self._content.keys:  # all of them, so that time tells nothing
             if hmac.compare_digest(known.sha256, digest):
-                found = known.name
+                found = known
         if found is None:
             raise Unauthorized("this API key is not known here", hint="llamarack keys list shows which are")
         return found

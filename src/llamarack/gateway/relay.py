@@ -7,29 +7,28 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
-from aiohttp import web
 
 from llamarack.config import Gateway
 from llamarack.engine import ADAPTORS
-from llamarack.errors import DeadlineExceeded, LlamarackError, Overloaded, RequestError, UpstreamFailed
-from llamarack.gateway import upstream, wire
-from llamarack.gateway.admission import Admission
+from llamarack.errors import DeadlineExceeded, Overloaded, RequestError, UpstreamFailed
+from llamarack.gateway import wire
+from llamarack.gateway.admission import Admission, Reservation
+from llamarack.gateway.deadlines import Deadlines
+from llamarack.gateway.demand import Demand
+from llamarack.gateway.engine_watch import EngineWatch
+from llamarack.gateway.exchange import Exchange
 from llamarack.gateway.metrics import Metrics
-from llamarack.gateway.stream import EventTooLong, StreamFilter
-from llamarack.gateway.upstream import EngineBroke, EngineReply
-from llamarack.supervise.table import ReplicaRow
+from llamarack.gateway.stream import EventTooLong, ResponsesFilter, StreamFilter, responses_usage
+from llamarack.gateway.upstream import EngineBroke, EngineReply, Engines
 
 # Time for the engine to refuse a bad request with its own status before the 200 of a stream is committed.
 _COMMIT_AFTER_S = 1.0
 _MAX_ATTEMPTS = 4
-# A request in the queue has no status yet: a 503 is what every client knows to retry, an event inside a 200 is not.
-# Past this, with a longer `max_queue_s`, headers and keep-alives go out: LangChain4j gives up after 60 s without any.
-_QUEUE_PATIENCE_S = 45.0
 # A replica that broke off but still counts as ready gets the request again after this; the supervisor has had time
 # to notice a death.
 _FORGIVE_AFTER_S = 2.0
@@ -37,263 +36,366 @@ _FORGIVE_AFTER_S = 2.0
 _NOT_THIS_ENGINE = frozenset({401, 503})
 # A client that reads nothing would hold the last event, and with it the request, for ever.
 _LAST_WRITE_S = 5.0
+_TICK_S = 0.25
+_PASSED_ON = ("traceparent", "tracestate", "baggage")
 
 log = logging.getLogger(__name__)
 
 
-class ClientLeft(ConnectionError):
-    """The client closed its connection while it was written to."""
+class Stuck(Exception):
+    """The engine made no progress with this request for `stuck_request_s`."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Call:
-    """One request on its way. `engine_path`: where the engine takes it; `chat`: the shape of its stream."""
+    """One request on its way. `engine_path`: where the engine takes it; `shape`: of its stream."""
 
-    request: web.BaseRequest
+    exchange: Exchange
     request_id: str
     model: str
     engine_path: str
     body: bytes
-    chat: bool
+    shape: str  # chat | text | responses | whole
     stream: bool
     hide_usage: bool
+    demand: Demand
+    deadlines: Deadlines
     arrived_monotonic_s: float
     replica: str | None = None
+    queue_s: float | None = None
+    sent_monotonic_s: float | None = None
     first_event_s: float | None = None
-    streamed_events: int = 0  # of a stream that came to its end
+    last_event_s: float | None = None
+    streamed_events: int = 0
     usage: dict[str, Any] = field(default_factory=dict)
+    fields: Sequence[str] = ()  # names in the client's body that an engine's refusal may be about
+    task: asyncio.Task[Any] | None = None
+    is_late: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A request at an engine. `progress_monotonic_s`: when it last showed any."""
+
+    call: Call
+    reservation: Reservation
+    progress_monotonic_s: float
+    reply: EngineReply | None = None
+    is_stuck: bool = False
+
+    def note(self, reply: EngineReply) -> None:
+        """The connection that it is on, from the moment it is sent."""
+        self.reply = reply
+
+
+Attempt = Callable[[Call, _Running, "ClientStream | None"], Awaitable[None]]
 
 
 class Relay:
-    def __init__(self, settings: Gateway, admission: Admission, metrics: Metrics) -> None:
+    """Owns the requests that run, and one clock for all of their heartbeats and for finding stuck ones."""
+
+    def __init__(
+        self,
+        settings: Gateway,
+        admission: Admission,
+        metrics: Metrics,
+        watch: EngineWatch,
+        stuck_request_s: float,
+    ) -> None:
         self._settings = settings
         self._admission = admission
         self._metrics = metrics
+        self._watch = watch
+        self._stuck_request_s = stuck_request_s
+        self._engines = Engines()
+        self._calls: set[Call] = set()
+        self._running: set[_Running] = set()
+        self._streams: set[ClientStream] = set()
+        self._ticking: asyncio.TimerHandle | None = None
+        watch.suspects = self._suspects
 
-    async def serve(self, call: Call) -> web.StreamResponse:
-        """The finished answer. Raises RequestError only while nothing was sent to the client; ClientLeft."""
-        return await (self._streamed(call) if call.stream else self._whole(call))
+    def close(self) -> None:
+        if self._ticking is not None:
+            self._ticking.cancel()
+        self._engines.close()
 
-    async def _whole(self, call: Call) -> web.StreamResponse:
+    async def serve(self, call: Call) -> None:
+        """Answers it. Raises RequestError only while nothing was sent to the client."""
+        self._tick_soon()
+        if not call.stream:
+            await self._in_time(call, None, self._whole_attempt)
+            return
+        client = ClientStream(call, self._settings.heartbeat.style)
+        self._streams.add(client)
         try:
-            async with asyncio.timeout(self._settings.request_timeout_s):
-                return await self._with_retries(call, None, self._whole_attempt)
-        except TimeoutError:
-            raise self._out_of_time() from None
-
-    async def _streamed(self, call: Call) -> web.StreamResponse:
-        client = ClientStream(call, self._settings)
-        keeping_alive = asyncio.create_task(client.keep_alive())
-        try:
-            async with asyncio.timeout(self._settings.request_timeout_s):
-                return await self._with_retries(call, client, self._stream_attempt)
-        except (TimeoutError, RequestError) as error:
-            failure = error if isinstance(error, RequestError) else self._out_of_time()
+            await self._in_time(call, client, self._stream_attempt)
+        except RequestError as failure:
             if not client.committed:
-                raise failure from None
-            await client.fail(failure)
-            return client.response
+                raise
+            await client.end_with(wire.error_event(failure))
         finally:
-            keeping_alive.cancel()
+            self._streams.discard(client)
 
-    async def _with_retries(self, call: Call, client: ClientStream | None, attempt: Any) -> web.StreamResponse:
+    async def _in_time(self, call: Call, client: ClientStream | None, attempt: Attempt) -> None:
+        """What `asyncio.timeout` does, but by the one clock: a timer of its own would cost each request as much as its
+        admission. Raises DeadlineExceeded."""
+        task = call.task = asyncio.current_task()
+        self._calls.add(call)
+        try:
+            await self._with_retries(call, client, attempt)
+        except asyncio.CancelledError:
+            if not call.is_late or task is None or task.uncancel() > 0:
+                raise  # the client left
+            raise DeadlineExceeded(f"not finished within {call.deadlines.total_s:g} s", should_retry=False) from None
+        finally:
+            self._calls.discard(call)
+
+    async def _with_retries(self, call: Call, client: ClientStream | None, attempt: Attempt) -> None:
         broke: set[str] = set()
         for number in range(_MAX_ATTEMPTS):
-            replica = await self._take(call, broke, again=number > 0)
-            if client is not None:
-                client.admitted.set()
-            call.replica = replica.id
+            reservation = await self._take(call, broke, again=number > 0)
+            now = time.monotonic()
+            if client is not None and client.admitted_monotonic_s is None:
+                client.admitted_monotonic_s = now
+            call.replica = reservation.id
+            call.sent_monotonic_s = now
+            running = _Running(call, reservation, now)
+            self._running.add(running)
             try:
-                response: web.StreamResponse = await attempt(call, replica, client)
-                return response
+                await attempt(call, running, client)
+                return
+            except Stuck:
+                # Not elsewhere: what one engine cannot do, the next would be stuck with too.
+                self._metrics.stuck.labels(call.model).inc()
+                log.warning("stuck request=%s replica=%s", call.request_id, reservation.id)
+                raise DeadlineExceeded(
+                    f"the engine made no progress for {self._stuck_request_s:g} s; the request was cancelled",
+                    should_retry=False,
+                ) from None
             except EngineBroke as error:
-                assert replica.endpoint is not None
-                broke.add(replica.endpoint.key)
+                assert reservation.row.endpoint is not None
+                broke.add(reservation.row.endpoint.key)
                 if client is not None and client.passed_events:
                     raise UpstreamFailed(
                         f"the engine broke off after {client.passed_events} events", should_retry=True
                     ) from error
-                log.warning("engine_broke request=%s replica=%s error=%s", call.request_id, replica.id, error)
+                log.warning("engine_broke request=%s replica=%s error=%s", call.request_id, reservation.id, error)
                 self._metrics.retries.labels(call.model).inc()
             finally:
-                self._admission.give(replica.id, call.model)
+                self._running.discard(running)
+                if running.is_stuck:
+                    self._watch.hold(reservation)
+                else:
+                    self._admission.give(reservation)
         raise UpstreamFailed(f"{_MAX_ATTEMPTS} engines broke off before their first token", retry_after_s=2)
 
-    async def _take(self, call: Call, broke: set[str], *, again: bool) -> ReplicaRow:
-        started = time.monotonic()
+    async def _take(self, call: Call, broke: set[str], *, again: bool) -> Reservation:
+        admission, started = self._admission, time.monotonic()
         if not again:
-            replica = await self._admission.take(call.model)
-            self._metrics.queue_wait.labels(call.model).observe(time.monotonic() - started)
-            return replica
+            reservation = await admission.take(call.model, call.demand, wait_s=call.deadlines.queue_s)
+            call.queue_s = time.monotonic() - started
+            self._metrics.waited(call.model, call.queue_s)
+            return reservation
         try:
-            return await self._admission.take(call.model, excluded=broke, again=True, wait_s=_FORGIVE_AFTER_S)
+            return await admission.take(call.model, call.demand, excluded=broke, again=True, wait_s=_FORGIVE_AFTER_S)
         except Overloaded:
-            return await self._admission.take(call.model, again=True)
+            return await admission.take(call.model, call.demand, again=True)
 
-    async def _whole_attempt(self, call: Call, replica: ReplicaRow, _: ClientStream | None) -> web.StreamResponse:
-        response = await self._send(call, replica)
+    async def _whole_attempt(self, call: Call, running: _Running, _: ClientStream | None) -> None:
+        reply = await self._send(call, running)
         try:
-            body = await response.read()
+            body = await reply.read()
         finally:
-            response.close()
-        if response.status != 200:
-            return self._refused(call, response.status, body)
+            reply.close()
+        if reply.status != 200:
+            self._refuse(call, reply.status, body)
+            return
         with contextlib.suppress(orjson.JSONDecodeError, AttributeError):
-            call.usage = orjson.loads(body).get("usage") or {}
-        return json_response(200, wire.with_closed_reasons(body), call.request_id)
+            usage = orjson.loads(body).get("usage") or {}
+            call.usage = responses_usage(usage) if call.shape == "responses" else usage
+        call.exchange.answer(200, _json_headers(call), wire.with_closed_reasons(body))
 
-    async def _stream_attempt(self, call: Call, replica: ReplicaRow, client: ClientStream | None) -> web.StreamResponse:
+    async def _stream_attempt(self, call: Call, running: _Running, client: ClientStream | None) -> None:
         assert client is not None
-        response = await self._send(call, replica)
+        reply = await self._send(call, running)
+        exchange = call.exchange
         try:
-            if response.status != 200:
-                return await self._stream_refused(call, client, response)
-            await client.commit()
-            events = StreamFilter(ADAPTORS[replica.engine].deviations, hide_usage=call.hide_usage)
-            async for chunk in response.chunks():
-                data = events.feed(chunk)
-                self._metrics.traffic.count_tokens(call.model, events.state.passed_events - client.passed_events)
-                client.passed_events = events.state.passed_events
-                if data:
-                    if call.first_event_s is None:
-                        call.first_event_s = time.monotonic() - call.arrived_monotonic_s
-                    await client.write(data)
-                if events.over():
-                    break
-            call.usage, call.streamed_events = events.state.usage or {}, client.passed_events
-            if events.state.error is not None:
-                await client.fail_with(events.state.error)
-            elif not events.state.done:
-                raise EngineBroke("its stream ended without [DONE]")
+            if reply.status != 200:
+                body = await reply.read()
+                if client.committed:
+                    await client.end_with(_event(wire.engine_error_envelope(reply.status, body)))
+                else:
+                    self._refuse(call, reply.status, body)
+                return
+            client.commit()
+            row = running.reservation.row
+            events: StreamFilter | ResponsesFilter
+            if call.shape == "responses":
+                events = ResponsesFilter()
             else:
-                await client.finish()
-            return client.response
+                events = StreamFilter(ADAPTORS[row.engine].deviations, hide_usage=call.hide_usage)
+
+            traffic = self._metrics.traffic
+
+            def take(chunk: bytes) -> bool:
+                """Straight from the engine's socket to the client's."""
+                data = events.feed(chunk)
+                now = running.progress_monotonic_s = time.monotonic()
+                made = events.state.passed_events - client.passed_events
+                if made:
+                    traffic.count_tokens(call.model, made)
+                    client.passed_events += made
+                    call.streamed_events = client.passed_events
+                if data:
+                    call.last_event_s = now - call.arrived_monotonic_s
+                    if call.first_event_s is None:
+                        call.first_event_s = call.last_event_s
+                    client.write(data, now)
+                return events.over()
+
+            exchange.on_flow = reply.pause
+            await reply.pump(take)
+            call.usage = events.state.usage or {}
+            if events.state.error is not None:
+                await client.end_with(_event(events.state.error))
+            elif not events.state.done:
+                raise EngineBroke("its stream ended without its last event")
+            else:
+                client.finish()
         except EventTooLong as error:
             raise EngineBroke("it sends no event boundary") from error
         finally:
-            response.close()  # an engine notices the closed connection and frees the slot
+            exchange.on_flow = None
+            reply.close()  # an engine notices the closed connection and frees the slot
 
-    async def _send(self, call: Call, replica: ReplicaRow) -> EngineReply:
-        assert replica.endpoint is not None
+    async def _send(self, call: Call, running: _Running) -> EngineReply:
+        row = running.reservation.row
+        assert row.endpoint is not None
         headers = {"X-Request-Id": call.request_id}
-        for name in ("traceparent", "tracestate"):
-            if name in call.request.headers:
-                headers[name] = call.request.headers[name]
-        response = await upstream.post(replica.endpoint, call.engine_path, call.body, headers)
-        if response.status in _NOT_THIS_ENGINE:
-            response.close()
-            raise EngineBroke(f"it answers {response.status}")
-        return response
+        for name in _PASSED_ON:
+            if name in call.exchange.headers:
+                headers[name] = call.exchange.headers[name]
+        keeps = ADAPTORS[row.engine].deviations.keeps_connections
+        posting = self._engines.post(row.endpoint, call.engine_path, call.body, headers, keeps=keeps, note=running.note)
+        reply = await posting
+        if reply.status in _NOT_THIS_ENGINE:
+            reply.close()
+            raise EngineBroke(f"it answers {reply.status}")
+        return reply
 
-    async def _stream_refused(self, call: Call, client: ClientStream, response: EngineReply) -> web.StreamResponse:
-        body = await response.read()
-        if not client.committed:
-            return self._refused(call, response.status, body)
-        await client.fail_with(wire.engine_error_envelope(response.status, body))
-        return client.response
-
-    def _refused(self, call: Call, status: int, body: bytes) -> web.StreamResponse:
-        value = wire.engine_error_envelope(status, body)
-        answer = json_response(status, orjson.dumps(value), call.request_id)
+    def _refuse(self, call: Call, status: int, body: bytes) -> None:
+        headers = _json_headers(call)
         if status >= 500:
-            answer.headers["x-should-retry"] = "false"  # the same prompt meets the same fault
-        return answer
+            headers["x-should-retry"] = "false"  # the same prompt meets the same fault
+        call.exchange.answer(status, headers, orjson.dumps(wire.engine_error_envelope(status, body, call.fields)))
 
-    def _out_of_time(self) -> RequestError:
-        return DeadlineExceeded(f"not finished within {self._settings.request_timeout_s:g} s", should_retry=False)
+    # -- the clock ----------------------------------------------------------------------------------------------
+
+    def _tick_soon(self) -> None:
+        if self._ticking is None:
+            self._ticking = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = None
+        now = time.monotonic()
+        for client in list(self._streams):
+            client.tick(now)
+        for call in list(self._calls):
+            if now - call.arrived_monotonic_s >= call.deadlines.total_s and not call.is_late and call.task is not None:
+                call.is_late = True
+                call.task.cancel()
+        for running in list(self._running):
+            if self._is_stuck(running, now):
+                running.is_stuck = True
+                if running.reply is not None:
+                    running.reply.break_off(Stuck())
+        if self._calls or self._streams:
+            self._tick_soon()
+
+    def _is_stuck(self, running: _Running, now: float) -> bool:
+        """A stream is judged by its own events, a whole answer, which shows none, by whether its engine makes any
+        token at all."""
+        if running.is_stuck or now - running.progress_monotonic_s < self._stuck_request_s:
+            return False
+        if running.call.exchange.is_clogged:
+            return False  # the client does not read
+        return running.call.stream or self._watch.still_s(running.reservation.row) >= self._stuck_request_s
+
+    def _suspects(self) -> set[str]:
+        begin = time.monotonic() - self._stuck_request_s / 8
+        return {
+            each.reservation.id for each in self._running if not each.call.stream and each.progress_monotonic_s < begin
+        }
 
 
 class ClientStream:
     """The client's side of a stream: committed late, kept alive, ended in one of two forms."""
 
-    def __init__(self, call: Call, settings: Gateway) -> None:
+    def __init__(self, call: Call, heartbeat_style: str) -> None:
         self._call = call
-        self._heartbeat = settings.heartbeat
+        self._style = heartbeat_style
         self._last_write = time.monotonic()
-        self._busy = False  # a write waits for the client, or the end was written: no heartbeat may follow it
-        self._committing = asyncio.Lock()
-        self.admitted = asyncio.Event()
+        self._is_over = False
+        self.admitted_monotonic_s: float | None = None
         self.passed_events = 0
         self.committed = False
-        self.response = web.StreamResponse(status=200, headers={**wire.STREAM_HEADERS, "x-request-id": call.request_id})
 
-    async def commit(self) -> None:
+    def commit(self) -> None:
         """Sends status and headers; from here on errors are events."""
-        async with self._committing:
-            if not self.committed:
-                self.committed = True
-                with _client_side():
-                    await self.response.prepare(self._call.request)
+        if not self.committed:
+            self.committed = True
+            self._call.exchange.begin(200, {**wire.STREAM_HEADERS, "x-request-id": self._call.request_id})
 
-    async def write(self, data: bytes) -> None:
-        self._last_write = time.monotonic()
-        self._busy = True
-        with _client_side():
-            await self.response.write(data)
-        self._busy = False
+    def write(self, data: bytes, now: float) -> None:
+        self._last_write = now
+        self._call.exchange.write(data)
 
-    async def finish(self) -> None:
-        self._busy = True
-        with _client_side():
-            await self.response.write_eof()
+    def finish(self) -> None:
+        self._is_over = True
+        self._call.exchange.end()
 
-    async def fail(self, error: LlamarackError) -> None:
-        await self._end_with(wire.error_event(error))
-
-    async def fail_with(self, value: dict[str, Any]) -> None:
-        await self.commit()
-        await self._end_with(b"event: error\ndata: " + orjson.dumps(value) + wire.EVENT_END)
-
-    async def _end_with(self, event: bytes) -> None:
+    async def end_with(self, event: bytes) -> None:
         """Aborts where no event can be sent: the client must see a broken body and not a short, complete one."""
-        if self._busy:  # it does not read; a drain of aiohttp that was given up cannot be waited for again
-            self._abort()
+        self._is_over = True
+        self.commit()
+        exchange = self._call.exchange
+        if exchange.is_clogged:
+            exchange.abort()
             return
+        exchange.write(event)
+        exchange.end()
         try:
             async with asyncio.timeout(_LAST_WRITE_S):
-                await self.write(event)
-                await self.finish()
-        except (ConnectionError, RuntimeError, TimeoutError):
-            self._abort()
+                await exchange.drained()
+        except TimeoutError:
+            exchange.abort()
 
-    def _abort(self) -> None:
-        if self._call.request.transport is not None:
-            self._call.request.transport.abort()
-
-    async def keep_alive(self) -> None:
+    def tick(self, now: float) -> None:
         """Commits once the engine had its chance to refuse, or before a client in the queue loses patience."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_QUEUE_PATIENCE_S):
-                await self.admitted.wait()
-                await asyncio.sleep(_COMMIT_AFTER_S)
-        with contextlib.suppress(ConnectionError):
-            await self.commit()
-            while self._heartbeat.style != "off":
-                due_s = self._last_write + self._heartbeat.interval_s - time.monotonic()
-                if due_s <= 0 and not self._busy:
-                    await self.write(self._beat())
-                else:
-                    await asyncio.sleep(due_s if due_s > 0 else self._heartbeat.interval_s)
+        if self._is_over:
+            return
+        call = self._call
+        if not self.committed:
+            admitted = self.admitted_monotonic_s
+            is_due = admitted is not None and now - admitted >= _COMMIT_AFTER_S
+            if not is_due and now - call.arrived_monotonic_s < call.deadlines.status_s:
+                return
+            self.commit()
+        if self._style == "off" or now - self._last_write < call.deadlines.heartbeat_s or call.exchange.is_clogged:
+            return
+        self.write(self._beat(), now)
 
     def _beat(self) -> bytes:
-        if self._heartbeat.style == "comment":
-            return wire.COMMENT_HEARTBEAT
         call = self._call
-        return wire.empty_delta(f"chatcmpl-{call.request_id}", int(time.time()), call.model, chat=call.chat)
+        if self._style == "comment" or call.shape == "responses":
+            return wire.COMMENT_HEARTBEAT
+        chat = call.shape == "chat"
+        return wire.empty_delta(f"chatcmpl-{call.request_id}", int(time.time()), call.model, chat=chat)
 
 
-@contextlib.contextmanager
-def _client_side() -> Iterator[None]:
-    """aiohttp raises the same ClientError for either side of a relay."""
-    try:
-        yield
-    except ConnectionError as error:
-        raise ClientLeft from error
+def _event(value: dict[str, Any]) -> bytes:
+    return b"event: error\ndata: " + orjson.dumps(value) + wire.EVENT_END
 
 
-def json_response(status: int, body: bytes, request_id: str, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(
-        status=status,
-        body=body,
-        headers={"Content-Type": wire.JSON_TYPE, "x-request-id": request_id, **(headers or {})},
-    )
+def _json_headers(call: Call) -> dict[str, str]:
+    return {"Content-Type": wire.JSON_TYPE, "x-request-id": call.request_id}

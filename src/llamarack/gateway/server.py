@@ -1,17 +1,17 @@
-"""The HTTP server of one gateway worker: paths, request ids, envelopes on every way out."""
+"""What one gateway worker answers: paths, request ids, envelopes on every way out."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import time
-import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from aiohttp import web
 
 from llamarack.config import Gateway
 from llamarack.errors import (
@@ -26,14 +26,23 @@ from llamarack.errors import (
     RequestTooSlow,
 )
 from llamarack.gateway import body as bodies
+from llamarack.gateway import wire
+from llamarack.gateway.access_log import AccessLog, Entry
 from llamarack.gateway.admission import Admission
-from llamarack.gateway.dashboard import STATUS_PATH, Dashboard
-from llamarack.gateway.keys import Keys
-from llamarack.gateway.metrics import Metrics, merged, with_labels
-from llamarack.gateway.protocol import EnvelopeServer, error_response, is_last, read_body, waits_to_continue
+from llamarack.gateway.dashboard import PAGE_PATHS, STATUS_PATH, Dashboard
+from llamarack.gateway.deadlines import deadlines
+from llamarack.gateway.demand import Demand, Learned
+from llamarack.gateway.embeddings import checked_embeddings, embeddings_answer
+from llamarack.gateway.engine_watch import EngineWatch
+from llamarack.gateway.exchange import Exchange, HttpServer, offers_websocket, waits_to_continue
+from llamarack.gateway.ids import request_id as id_of
+from llamarack.gateway.keys import Key, Keys
+from llamarack.gateway.metrics import Metrics, merged, summed, with_labels
+from llamarack.gateway.quota import Quotas
 from llamarack.gateway.rack_metrics import rack_text
-from llamarack.gateway.relay import Call, ClientLeft, Relay, json_response
-from llamarack.gateway.routing import ready_replicas
+from llamarack.gateway.relay import Call, Relay
+from llamarack.gateway.routing import session_of
+from llamarack.gateway.sizing import sized
 from llamarack.gateway.tokens import detokenize, tokenize
 from llamarack.gateway.upstream import get_text
 from llamarack.supervise.state import State
@@ -44,21 +53,33 @@ from llamarack.version import __version__
 _SENDING_TIMEOUT_S = 60.0
 _ENGINE_METRICS_TIMEOUT_S = 2.0
 _PREFIX = re.compile(r"^(?:/v1)+(?=/|$)")
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_AZURE = re.compile(r"^/openai/(?:deployments/(?P<name>[^/]+(?:/[^/]+)*?)(?=/(?:chat/)?completions$|/embeddings$)|v1)")
+_KEPT_PATHS = 256
 _HEALTH_PATHS = {"/live", "/livez", "/ready", "/readyz", "/health"}
-_GENERATING = {
-    "/chat/completions": ("/v1/chat/completions", True),
-    "/completions": ("/v1/completions", False),
-}
+HTTP_VARIABLE = "LLAMARACK_GATEWAY_HTTP"
 
 log = logging.getLogger(__name__)
-access_log = logging.getLogger("llamarack.access")
-Handler = Callable[[web.BaseRequest, str], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One request once its path is known. `deployment`: the model that an Azure path names."""
+
+    exchange: Exchange
+    request_id: str
+    path: str
+    key: Key | None
+    deployment: str | None
+    entry: Entry
+
+
+Handler = Callable[[Asked], Awaitable[None]]
 SmallRequest = Callable[[ReplicaRow, dict[str, Any]], Awaitable[dict[str, Any]]]
+Peers = Callable[[], Awaitable[list[str]]]
 
 
 class GatewayServer:
-    """Built once per worker; `handle` is what aiohttp calls for every request."""
+    """Built once per worker; `handle` is called for every request. `peers`: the counters of the other workers."""
 
     def __init__(
         self,
@@ -67,14 +88,24 @@ class GatewayServer:
         metrics: Metrics,
         keys: Keys | None,
         dashboard: Dashboard | None = None,
+        *,
+        quotas: Quotas | None = None,
+        stuck_request_s: float = 300.0,
+        access: AccessLog | None = None,
+        peers: Peers | None = None,
     ) -> None:
+        self.watch = EngineWatch(admission, stuck_request_s)
+        self._settings = settings
         self._admission = admission
         self._metrics = metrics
         self._keys = keys
         self._dashboard = dashboard or Dashboard(None)
-        self._relay = Relay(settings, admission, metrics)
-        self._keep_alive_s = settings.keep_alive_s
-        self._request_timeout_s = settings.request_timeout_s
+        self._quotas = quotas or Quotas(admission, time.time)
+        self._access = access or AccessLog(settings.access_log)
+        self._peers = peers
+        self._relay = Relay(settings, admission, metrics, self.watch, stuck_request_s)
+        self._learned: dict[str, Learned] = {}
+        self._paths: dict[str, tuple[str, str | None]] = {}
         self._sending_timeout_s = min(_SENDING_TIMEOUT_S, settings.request_timeout_s)
         self._routes: dict[str, dict[str, Handler]] = {
             "/live": {"GET": self._live},
@@ -88,174 +119,266 @@ class GatewayServer:
             "/models": {"GET": self._models},
             "/chat/completions": {"POST": self._generate},
             "/completions": {"POST": self._generate},
+            "/responses": {"POST": self._generate},
             "/embeddings": {"POST": self._embeddings},
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
         }
 
-    def protocol_factory(self) -> web.Server:
-        return EnvelopeServer(self.handle, keep_alive_s=self._keep_alive_s, head_timeout_s=self._sending_timeout_s)
+    def protocol_factory(self, *, http: str | None = None) -> HttpServer:
+        """`http`: `fast` or `aiohttp`; None: what LLAMARACK_GATEWAY_HTTP says, else fast."""
+        # Imported here, so that a worker holds one of them.
+        limits = {"keep_alive_s": self._settings.keep_alive_s, "head_timeout_s": self._sending_timeout_s}
+        if (http or os.environ.get(HTTP_VARIABLE, "fast")) == "aiohttp":
+            from llamarack.gateway.http_aiohttp import AiohttpServer
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+            return AiohttpServer(self.handle, **limits)
+        from llamarack.gateway.http_server import FastServer
+
+        return FastServer(self.handle, **limits)
+
+    def close(self) -> None:
+        self._relay.close()
+        self._quotas.save()
+        self._access.flush()
+
+    def save(self) -> None:
+        self._quotas.save()
+
+    async def handle(self, exchange: Exchange) -> None:
         started = time.monotonic()
-        given = request.headers.get("X-Request-Id", "")
-        shown_path = request.rel_url.raw_path  # still percent-encoded: a line break in it makes no line in the log
-        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        has_left = False
+        request_id = id_of(exchange.headers.get("x-request-id", ""))
+        # The target is still percent-encoded: a line break in it makes no line in the log.
+        entry = Entry(method=exchange.method, target=exchange.target, request_id=request_id, status=499, seconds=0.0)
+        if offers_websocket(exchange):
+            exchange.closing = True  # a client that takes what follows for another protocol must be told
         try:
-            response = await self._answer(request, request_id)
+            await self._answer(exchange, request_id, entry)
         except RequestError as error:
-            response = error_response(error, request_id)
-        except (asyncio.CancelledError, ClientLeft):
-            access_log.info("%s %s 499 id=%s left after %.3f s", request.method, shown_path, request_id,
-                            time.monotonic() - started)  # fmt: skip
+            if error.http_status == RequestTooSlow.http_status:
+                exchange.closing = True
+            _refuse(exchange, error, request_id)
+        except asyncio.CancelledError:
+            has_left = True  # perhaps after its 200
             raise
         except Exception:
-            log.exception("unexpected request=%s path=%s", request_id, shown_path)
-            response = error_response(LlamarackError("the gateway met a fault of its own"), request_id)
-        if response.status == RequestTooSlow.http_status or is_last(request):
-            response.force_close()
-        if waits_to_continue(request) and "continued" not in request:
-            response.force_close()  # its body never comes: what comes next on this connection would be taken for it
-        # A page that looks every second would fill the log with itself.
-        level = logging.DEBUG if request.path == STATUS_PATH and response.status == 200 else logging.INFO
-        access_log.log(level, "%s %s %d id=%s %.3f s", request.method, shown_path, response.status, request_id,
-                       time.monotonic() - started)  # fmt: skip
-        return response
+            log.exception("unexpected request=%s path=%s", request_id, exchange.target)
+            _refuse(exchange, LlamarackError("the gateway met a fault of its own"), request_id)
+        finally:
+            entry.status = 499 if has_left or exchange.status is None else exchange.status
+            entry.seconds = time.monotonic() - started
+            if exchange.path != STATUS_PATH or entry.status != 200:  # a page that looks every second would fill the log
+                self._access.note(entry)
 
-    async def _answer(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
-        page = self._dashboard.page(request, request_id)
-        if page is not None:
-            return page
-        path = _PREFIX.sub("", request.path)
-        path = path.rstrip("/") or "/"
+    async def _answer(self, exchange: Exchange, request_id: str, entry: Entry) -> None:
+        path = exchange.path
+        if path in PAGE_PATHS and exchange.method in {"GET", "HEAD"}:
+            self._dashboard.page(exchange, request_id)
+            return
+        route = self._paths.get(path)
+        if route is None:
+            route = _route(path)
+            if len(self._paths) < _KEPT_PATHS:
+                self._paths[path] = route
+        path, deployment = route
+        key = None
         if self._keys is not None and path not in _HEALTH_PATHS:
-            self._keys.require(request.headers)
+            key = self._keys.require(exchange.headers)
+            entry.caller = key.name
         methods = self._routes.get(path)
         if methods is None and path.startswith("/models/"):
             methods = {"GET": self._one_model}
         if methods is None:
-            raise NotFound(f"the path `{request.path}` is not known here", hint="POST /v1/chat/completions")
-        method = "GET" if request.method == "HEAD" else request.method
-        handler = methods.get(method)
+            raise NotFound(f"the path `{exchange.path}` is not known here", hint="POST /v1/chat/completions")
+        handler = methods.get("GET" if exchange.method == "HEAD" else exchange.method)
         if handler is None:
             allowed = ", ".join(methods)
-            refusal = MethodNotAllowed(f"`{request.path}` takes {allowed}, {request.method} given")
-            response = error_response(refusal, request_id)
-            response.headers["Allow"] = allowed
-            return response
-        if waits_to_continue(request):
-            request["continued"] = True
-            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            request.writer.output_size = 0
-        return await handler(request, request_id)
+            refusal = MethodNotAllowed(f"`{exchange.path}` takes {allowed}, {exchange.method} given")
+            _refuse(exchange, refusal, request_id, {"Allow": allowed})
+            return
+        if waits_to_continue(exchange):
+            exchange.go_on()
+        await handler(
+            Asked(exchange=exchange, request_id=request_id, path=path, key=key, deployment=deployment, entry=entry)
+        )
 
     # -- generation ---------------------------------------------------------------------------------------------
 
-    async def _generate(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
+    async def _generate(self, asked: Asked) -> None:
         arrived = time.monotonic()
-        engine_path, chat = _GENERATING[_PREFIX.sub("", request.path).rstrip("/")]
-        raw = await self._read_body(request)
-        served = self._served()
-        parsed = bodies.parse(raw, served, chat=chat)
-        call = Call(
-            request=request,
-            request_id=request_id,
-            model=parsed.model,
-            engine_path=engine_path,
-            body=bodies.for_engine(raw, parsed, served[parsed.model]),
-            chat=chat,
-            stream=parsed.stream,
-            hide_usage=parsed.stream and not parsed.wants_usage,
-            arrived_monotonic_s=arrived,
+        raw = await self._body(asked.exchange)
+        served = self._served(asked.key)
+        parsed = bodies.parse(raw, served, shape=_SHAPES[asked.path], deployment=asked.deployment)
+        model = served[parsed.model]
+        rows = self._admission.ready(parsed.model)
+        bodies.require_supported(parsed.value, asked.path, rows)
+        learned = self._learned_of(parsed.model)
+        size = await sized(raw, parsed, model, rows, learned, self._admission.pools)
+        await self._relayed(
+            Call(
+                exchange=asked.exchange,
+                request_id=asked.request_id,
+                model=parsed.model,
+                engine_path="/v1" + asked.path,
+                body=bodies.for_engine(raw, parsed, model, room_tokens=size.room_tokens),
+                shape=parsed.shape,
+                stream=parsed.stream,
+                hide_usage=parsed.stream and not parsed.wants_usage,
+                demand=Demand(
+                    caller=asked.key.name if asked.key else "",
+                    tokens=size.tokens,
+                    slots=parsed.choices,
+                    session=self._session(asked.exchange.headers, parsed.value),
+                ),
+                deadlines=deadlines(
+                    asked.exchange.headers, self._settings, stream=parsed.stream, usual_s=learned.usual_s
+                ),
+                arrived_monotonic_s=arrived,
+                fields=[name for name in parsed.value if name not in _PLAIN_FIELDS],
+            ),
+            asked,
         )
+
+    async def _relayed(self, call: Call, asked: Asked) -> None:
+        key, metrics = asked.key, self._metrics
+        if key is not None:
+            self._quotas.require_model(key, call.model)
+            try:
+                self._quotas.enter(key)
+            except RequestError as error:
+                metrics.child(metrics.rejected, call.model, error.code).inc()
+                raise
         code = "499"
         try:
-            response = await self._relay.serve(call)
-            code = str(response.status)
-            return response
+            await self._relay.serve(call)
+            code = str(call.exchange.status)
         except RequestError as error:
             code = str(error.http_status)
+            metrics.child(metrics.rejected, call.model, error.code).inc()
             raise
-        except (asyncio.CancelledError, ClientLeft):
-            self._metrics.cancelled.labels(call.model).inc()
+        except asyncio.CancelledError:
+            metrics.child(metrics.cancelled, call.model).inc()
             raise
         finally:
-            self._account(call, code)
+            self._account(call, code, asked)
 
-    def _account(self, call: Call, code: str) -> None:
-        metrics = self._metrics
-        metrics.requests.labels(call.model, code).inc()
-        metrics.duration.labels(call.model).observe(time.monotonic() - call.arrived_monotonic_s)
+    def _account(self, call: Call, code: str, asked: Asked) -> None:
+        metrics, model, entry = self._metrics, call.model, asked.entry
+        seconds = time.monotonic() - call.arrived_monotonic_s
+        prompt, made = _count(call.usage, "prompt_tokens"), _count(call.usage, "completion_tokens")
+        metrics.child(metrics.requests, model, code).inc()
+        metrics.child(metrics.duration, model).observe(seconds)
+        entry.model, entry.replica, entry.queue_s = model, call.replica, call.queue_s
         if call.first_event_s is not None:
-            metrics.first_token.labels(call.model).observe(call.first_event_s)
-        for counter, name in (
-            (metrics.prompt_tokens, "prompt_tokens"),
-            (metrics.generated_tokens, "completion_tokens"),
-        ):
-            count = call.usage.get(name)
-            if isinstance(count, int):
-                counter.labels(call.model).inc(count)
-        self._count_traffic(call, code)
-
-    def _count_traffic(self, call: Call, code: str) -> None:
-        """For the dashboard: what the events of a stream let one think is put right by the engine's own count."""
-        traffic = self._metrics.traffic
-        tokens = call.usage.get("completion_tokens")
-        per_token_s = None
-        if isinstance(tokens, int):
-            traffic.count_tokens(call.model, tokens - call.streamed_events)
-            if call.first_event_s is not None and tokens > 1:
-                taken_s = time.monotonic() - call.arrived_monotonic_s
-                per_token_s = (taken_s - call.first_event_s) / (tokens - 1)
-                self._metrics.per_token.labels(call.model).observe(per_token_s)
-        first_token_s = call.first_event_s
-        traffic.count_request(
-            call.model, failed=code.startswith("5"), first_token_s=first_token_s, per_token_s=per_token_s
+            metrics.child(metrics.first_token, model).observe(call.first_event_s)
+            entry.first_token_s = call.first_event_s
+            if made and made > 1 and call.last_event_s is not None:
+                entry.per_token_s = (call.last_event_s - call.first_event_s) / (made - 1)
+                metrics.child(metrics.per_token, model).observe(entry.per_token_s)
+        if prompt is not None:
+            metrics.child(metrics.prompt_tokens, model).inc(prompt)
+            entry.prompt_tokens = prompt
+        if made is not None:
+            metrics.child(metrics.generated_tokens, model).inc(made)
+            entry.generated_tokens = made
+        if code == "200" and prompt is not None and call.sent_monotonic_s is not None:
+            since_sent = call.sent_monotonic_s - call.arrived_monotonic_s
+            worked_s = (seconds if call.first_event_s is None else call.first_event_s) - since_sent
+            self._learned_of(model).note(
+                body_bytes=len(call.body), prompt_tokens=prompt, output_tokens=made or 0, seconds=max(0.0, worked_s)
+            )
+        # For the dashboard: what the events of a stream let one think is put right by the engine's own count.
+        if made is not None:
+            metrics.traffic.count_tokens(model, made - call.streamed_events)
+        metrics.traffic.count_request(
+            model, failed=code.startswith("5"), first_token_s=entry.first_token_s, per_token_s=entry.per_token_s
         )
+        if asked.key is not None:
+            metrics.child(metrics.key_tokens, asked.key.name, model).inc((prompt or 0) + (made or 0))
+            self._quotas.leave(asked.key, prompt or 0, made or 0)
 
-    async def _embeddings(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
-        value = bodies.parse_object(await self._read_body(request))
-        model = bodies.resolve_model(value, self._served())
-        raise BadRequest(f"the model `{model}` is served for generation, not for embeddings", param="model")
+    def _learned_of(self, model: str) -> Learned:
+        known = self._learned.get(model)
+        if known is None:
+            known = self._learned[model] = Learned()
+        return known
 
-    async def _tokenize(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
-        value = bodies.parse_object(await self._read_body(request))
-        return json_response(200, orjson.dumps(await self._small(tokenize, value)), request_id)
+    async def _embeddings(self, asked: Asked) -> None:
+        arrived = time.monotonic()
+        raw = await self._body(asked.exchange)
+        served = self._served(asked.key)
+        value = checked_embeddings(bodies.parse_object(raw))
+        model = bodies.resolve_model(value, served, asked.deployment)
+        bodies.require_supported(value, asked.path, self._admission.ready(model))
+        learned = self._learned_of(model)
+        call = Call(
+            exchange=embeddings_answer(asked.exchange, value, model),
+            request_id=asked.request_id,
+            model=model,
+            engine_path="/v1/embeddings",
+            body=raw,
+            shape="whole",
+            stream=False,
+            hide_usage=False,
+            demand=Demand(
+                caller=asked.key.name if asked.key else "",
+                tokens=learned.prompt_tokens(len(raw)),
+                session=self._session(asked.exchange.headers, value),
+            ),
+            deadlines=deadlines(asked.exchange.headers, self._settings, stream=False, usual_s=0.0),
+            arrived_monotonic_s=arrived,
+        )
+        await self._relayed(call, asked)
 
-    async def _detokenize(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
-        value = bodies.parse_object(await self._read_body(request))
-        return json_response(200, orjson.dumps(await self._small(detokenize, value)), request_id)
+    async def _tokenize(self, asked: Asked) -> None:
+        await self._small(asked, tokenize)
 
-    async def _small(self, ask: SmallRequest, value: dict[str, Any]) -> dict[str, Any]:
+    async def _detokenize(self, asked: Asked) -> None:
+        await self._small(asked, detokenize)
+
+    async def _small(self, asked: Asked, ask: SmallRequest) -> None:
         """An answer without generated tokens, from any ready replica: it takes no slot."""
-        model = bodies.resolve_model(value, self._served())
-        ready = ready_replicas(self._admission.table.replicas, model)
+        value = bodies.parse_object(await self._body(asked.exchange))
+        model = bodies.resolve_model(value, self._served(asked.key), asked.deployment)
+        ready = self._admission.ready(model)
         if not ready:
             raise NotReady(f"the model `{model}` is not ready yet", retry_after_s=5)
         try:
-            async with asyncio.timeout(self._request_timeout_s):
-                return await ask(ready[0], value)
+            async with asyncio.timeout(self._settings.request_timeout_s):
+                _send_json(asked, 200, await ask(ready[0], value))
         except TimeoutError:
-            raise DeadlineExceeded(f"not finished within {self._request_timeout_s:g} s") from None
+            raise DeadlineExceeded(f"not finished within {self._settings.request_timeout_s:g} s") from None
 
-    async def _read_body(self, request: web.BaseRequest) -> bytes:
-        return await read_body(request, self._sending_timeout_s)
+    async def _body(self, exchange: Exchange) -> bytes:
+        kind = exchange.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind in {"application/x-www-form-urlencoded", "multipart/form-data"}:
+            raise BadRequest(f"the body is `{kind}`", hint="send Content-Type: application/json")
+        coding = exchange.headers.get("content-encoding", "identity").strip().lower()
+        if coding not in {"identity", ""}:
+            raise BadRequest(f"the body is compressed (`{coding[:40]}`)", hint="send it as it is")
+        return await exchange.body(self._sending_timeout_s)
+
+    def _session(self, headers: Mapping[str, str], value: dict[str, Any]) -> bytes | None:
+        return session_of(headers, value) if self._settings.routing == "session" else None
 
     # -- what is served -----------------------------------------------------------------------------------------
 
-    def _served(self) -> dict[str, ModelRow]:
-        return {model.name: model for model in self._admission.table.models}
+    def _served(self, key: Key | None) -> dict[str, ModelRow]:
+        """Those that this key may use; a key without a list may use all."""
+        models = {model.name: model for model in self._admission.table.models}
+        return models if key is None or key.models is None else _Permitted(models, key.models)
 
-    async def _models(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
-        rows = [self._model_object(model) for model in self._admission.table.models]
-        return json_response(200, orjson.dumps({"object": "list", "data": rows}), request_id)
+    async def _models(self, asked: Asked) -> None:
+        rows = [self._model_object(model) for model in self._served(asked.key).values()]
+        _send_json(asked, 200, {"object": "list", "data": rows})
 
-    async def _one_model(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
-        name = _PREFIX.sub("", request.path).removeprefix("/models/")
-        served = self._served()
-        if name not in served:
+    async def _one_model(self, asked: Asked) -> None:
+        name = asked.path.removeprefix("/models/")
+        served = self._served(asked.key)
+        if name not in list(served):
             raise ModelNotFound(f"the model `{name}` is not served here; served: {', '.join(served)}", param="model")
-        return json_response(200, orjson.dumps(self._model_object(served[name])), request_id)
+        _send_json(asked, 200, self._model_object(served[name]))
 
     def _model_object(self, model: ModelRow) -> dict[str, Any]:
         rows = [row for row in self._admission.table.replicas if row.model == model.name]
@@ -267,50 +390,117 @@ class GatewayServer:
             "max_model_len": min((row.context_tokens for row in rows), default=None),
         }
 
-    async def _version(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
-        return json_response(200, orjson.dumps({"version": __version__}), request_id)
+    async def _version(self, asked: Asked) -> None:
+        _send_json(asked, 200, {"version": __version__})
 
-    async def _dashboard_status(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
-        headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-        return json_response(200, await self._dashboard.status(), request_id, headers)
+    async def _dashboard_status(self, asked: Asked) -> None:
+        headers = {"Content-Type": wire.JSON_TYPE, "x-request-id": asked.request_id}
+        headers |= {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+        asked.exchange.answer(200, headers, await self._dashboard.status())
 
     # -- health -------------------------------------------------------------------------------------------------
 
-    async def _live(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
-        return json_response(200, b'{"status":"alive"}', request_id)
+    async def _live(self, asked: Asked) -> None:
+        _send_json(asked, 200, {"status": "alive"})
 
-    async def _ready(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
+    async def _ready(self, asked: Asked) -> None:
         """200 while every model has a ready replica and nothing drains; else 503 with what is missing."""
         table = self._admission.table
-        missing = [m.name for m in table.models if not ready_replicas(table.replicas, m.name)]
+        missing = [model.name for model in table.models if not self._admission.ready(model.name)]
         replicas = {row.id: row.state.value for row in table.replicas}
         is_ready = bool(table.models) and not missing and not table.draining
         status = "ready" if is_ready else "draining" if table.draining else "not ready"
         value = {"status": status, "replicas": replicas, "models_not_ready": missing}
-        headers = {} if is_ready else {"Retry-After": "5"}
-        return json_response(200 if is_ready else 503, orjson.dumps(value), request_id, headers)
+        _send_json(asked, 200 if is_ready else 503, value, {} if is_ready else {"Retry-After": "5"})
 
-    async def _metrics_text(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
-        table = self._admission.table
-        self._metrics.in_flight.clear()
-        self._metrics.queued.clear()
-        self._metrics.ready.clear()
-        for row in table.replicas:
-            self._metrics.in_flight.labels(row.id).set(self._admission.in_flight.get(row.id, 0))
-            self._metrics.ready.labels(row.model, row.id).set(row.state is State.READY)
-        for model in table.models:
-            self._metrics.queued.labels(model.name).set(self._admission.queued.get(model.name, 0))
-        record, is_here = await self._dashboard.record()
-        asked = [row for row in table.replicas if row.endpoint is not None and row.state is State.READY]
-        texts = await asyncio.gather(
-            *(get_text(row.endpoint, "/metrics", _ENGINE_METRICS_TIMEOUT_S) for row in asked if row.endpoint)
+    async def _metrics_text(self, asked: Asked) -> None:
+        self._set_state()
+        rows = [r for r in self._admission.table.replicas if r.endpoint is not None and r.state is State.READY]
+        others, texts, (record, is_here) = await asyncio.gather(
+            self._peers() if self._peers is not None else _nobody(),
+            asyncio.gather(*(get_text(r.endpoint, "/metrics", _ENGINE_METRICS_TIMEOUT_S) for r in rows if r.endpoint)),
+            self._dashboard.record(),
         )
         engines = merged(
             with_labels(text, {"model": row.model, "replica": row.id})
-            for row, text in zip(asked, texts, strict=True)
+            for row, text in zip(rows, texts, strict=True)
             if text
         )
-        return web.Response(
-            text=self._metrics.own_text() + rack_text(record, supervisor_answers=is_here) + engines,
-            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8", "x-request-id": request_id},
-        )
+        own = self._metrics.state_text() + summed([self._metrics.counted_text(), *others])
+        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8", "x-request-id": asked.request_id}
+        rack = rack_text(record, supervisor_answers=is_here)
+        asked.exchange.answer(200, headers, (own + rack + engines).encode())
+
+    def _set_state(self) -> None:
+        """Over all workers."""
+        table, metrics, admission = self._admission.table, self._metrics, self._admission
+        for gauge in (metrics.in_flight, metrics.queued, metrics.ready, metrics.slots, metrics.overcommit):
+            gauge.clear()
+        for row in table.replicas:
+            in_flight, stuck = admission.in_flight_of_all(row.id), admission.stuck_of_all(row.id)
+            metrics.in_flight.labels(row.id).set(in_flight)
+            metrics.ready.labels(row.model, row.id).set(row.state is State.READY)
+            slots = {"busy": in_flight - stuck, "stuck": stuck, "idle": max(0, row.slots - in_flight)}
+            if row.state is not State.READY:
+                slots["idle"] = 0
+            for state, count in slots.items():
+                metrics.slots.labels(row.model, row.id, state).set(count)
+            pool = admission.pools.get(row.endpoint.key) if row.endpoint is not None else None
+            if pool is not None:
+                metrics.overcommit.labels(row.model, row.id).set(pool.overcommit)
+        for model in table.models:
+            metrics.queued.labels(model.name).set(admission.queued_of_all(model.name))
+
+
+# Words that a message may hold without being about the field.
+_PLAIN_FIELDS = frozenset({"model", "prompt", "messages", "input", "stream", "n", "user", "stop", "tools", "store"})
+_SHAPES = {"/chat/completions": "chat", "/completions": "text", "/responses": "responses"}
+
+
+class _Permitted(dict[str, ModelRow]):
+    """Lists only what a key may use, but knows all, so that a model which is there is refused as forbidden and not as
+    unknown."""
+
+    def __init__(self, models: dict[str, ModelRow], names: list[str]) -> None:
+        super().__init__({name: row for name, row in models.items() if name in names})
+        self._all = models
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._all
+
+    def __missing__(self, name: str) -> ModelRow:
+        return self._all[name]
+
+
+def _route(path: str) -> tuple[str, str | None]:
+    """The one form of a path, and the model that an Azure path names."""
+    azure = _AZURE.match(path)
+    if azure is not None:
+        path = path[azure.end() :]
+    return _PREFIX.sub("", path).rstrip("/") or "/", azure["name"] if azure is not None else None
+
+
+async def _nobody() -> list[str]:
+    return []
+
+
+def _count(usage: dict[str, Any], name: str) -> int | None:
+    value = usage.get(name)
+    return value if isinstance(value, int) else None
+
+
+def _send_json(asked: Asked, status: int, value: dict[str, Any], headers: Mapping[str, str] | None = None) -> None:
+    head = {"Content-Type": wire.JSON_TYPE, "x-request-id": asked.request_id, **(headers or {})}
+    asked.exchange.answer(status, head, orjson.dumps(value))
+
+
+def _refuse(
+    exchange: Exchange, error: LlamarackError, request_id: str, headers: Mapping[str, str] | None = None
+) -> None:
+    if exchange.status is not None:
+        exchange.abort()  # a begun answer must not look whole
+        return
+    if waits_to_continue(exchange):
+        exchange.closing = True  # where its body never comes, what comes next would be taken for it
+    head = {"Content-Type": wire.JSON_TYPE, "x-request-id": request_id, **wire.error_headers(error), **(headers or {})}
+    exchange.answer(error.http_status, head, wire.error_body(error))

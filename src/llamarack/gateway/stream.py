@@ -100,6 +100,50 @@ class StreamFilter:
         return [event]
 
 
+class ResponsesFilter:
+    """The stream of /v1/responses: typed events, all passed on as they are; over with the one that closes it."""
+
+    _LAST = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed", b"event: error")
+
+    def __init__(self) -> None:
+        self.state = StreamState()
+        self._rest = b""
+
+    def over(self) -> bool:
+        return self.state.done
+
+    def feed(self, chunk: bytes) -> bytes:
+        if self.state.done:
+            return b""
+        *events, self._rest = (self._rest + chunk).split(wire.EVENT_END)
+        if len(self._rest) > _MAX_EVENT_BYTES:
+            raise EventTooLong
+        out: list[bytes] = []
+        for event in events:
+            if event.startswith(b":") or not event:
+                continue
+            out.append(event)
+            self.state.passed_events += 1
+            if event.startswith(self._LAST):
+                self.state.done = True
+                self.state.usage = _responses_usage(event)
+                break
+        return wire.EVENT_END.join([*out, b""]) if out else b""
+
+
+def _responses_usage(event: bytes) -> dict[str, Any]:
+    """In the words of the other endpoints."""
+    response = _chunk_of(event).get("response")
+    usage = response.get("usage") if isinstance(response, dict) else None
+    return responses_usage(usage)
+
+
+def responses_usage(usage: Any) -> dict[str, Any]:
+    if not isinstance(usage, dict):
+        return {}
+    return {"prompt_tokens": usage.get("input_tokens"), "completion_tokens": usage.get("output_tokens")}
+
+
 def _usage_event(chunk: dict[str, Any], usage: dict[str, Any]) -> bytes:
     kept = {name: chunk[name] for name in chunk if name != "timings"}
     return b"data: " + orjson.dumps({**kept, "choices": [], "usage": usage})

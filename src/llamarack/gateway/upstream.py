@@ -1,13 +1,14 @@
-"""One request to an engine and its reply, over a connection of its own. The seam behind which the transport may change.
+"""Requests to an engine and its replies. Plain asyncio protocols, since this is where every token passes.
 
-Connections are not reused: opening one costs some 50 us on a Unix socket, and a connection that the engine closed for
-being idle would look like an engine that died. Plain asyncio protocols, since this is where every token passes.
+A connection is used again only for engines that serve any number of idle ones (`Deviations.keeps_connections`), and a
+request that a used one does not answer at all is sent once more over a fresh one: only if that fails too has the
+engine broken off. See docs/decisions/002.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from typing import cast
 
 import httptools
@@ -17,6 +18,12 @@ from llamarack.engine.adaptor import Endpoint
 # A reply head may take as long as a prefill; the request's own deadline ends it.
 _CONNECT_TIMEOUT_S = 5.0
 _HIGH_WATER_BYTES = 256 * 1024
+_MOST_IDLE = 256  # connections kept to one engine
+# Of a reply whose last event was passed on: the end of its framing is on its way.
+_END_PATIENCE_S = 1.0
+
+Sink = Callable[[bytes], bool]
+Note = Callable[["EngineReply"], None]
 
 
 class EngineBroke(Exception):
@@ -24,69 +31,144 @@ class EngineBroke(Exception):
 
 
 class EngineReply(asyncio.Protocol):
-    """`status` is there once `post` returned it; the body comes as it is read. Always `close` it."""
+    """A connection and the reply that is on it. `status` is there once `post` returned it; the body goes to `pump` or
+    comes from `read`. Always `close` it, once."""
 
-    def __init__(self, request: bytes) -> None:
-        self.status = 0
-        self._request = request
+    def __init__(self, request: bytes, pool: Engines | None, key: str) -> None:
+        self._pool = pool
+        self._key = key
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
+        self._lost = False
+        self._begin(request)
+
+    def _begin(self, request: bytes) -> None:
+        self.status = 0
+        self.is_fresh = self._transport is None
+        self._request = request
         self._head = asyncio.get_running_loop().create_future()
-        self._news: asyncio.Future[None] | None = None  # somebody waits for the next of the body
+        self._over: asyncio.Future[None] | None = None  # somebody waits for the end of the body
+        self._sink: Sink | None = None
         self._parts: list[bytes] = []
         self._held_bytes = 0
-        self._paused = False
+        self._is_paused = False
         self._framed = False  # by length or chunks; else the end of the connection ends the body
+        self._keeps_alive = False
+        self._heard = False
         self._ended = False
-        self._fault: str | None = None
+        self._closed = False
+        self._is_over = False  # the sink wanted no more
+        self._waits_for_end: asyncio.TimerHandle | None = None
+        self._fault: Exception | None = None
 
     async def head(self) -> None:
         """Waits for the status. Raises EngineBroke."""
         await self._head
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The body, in the pieces that arrived. Raises EngineBroke where it ends early."""
-        while True:
-            if self._parts:
-                yield self._take()
-            elif self._fault is not None:
-                raise EngineBroke(self._fault)
-            elif self._ended:
-                return
-            else:
-                self._news = asyncio.get_running_loop().create_future()
-                await self._news
+    async def pump(self, sink: Sink) -> None:
+        """Calls `sink` with each piece of the body as it arrives, until that returns True or the body ends. Raises
+        EngineBroke where it ends early, and what `sink` raises."""
+        self._sink = sink
+        self.pause(False)
+        if self._parts:
+            self._flush()
+        if self._sink is not None and self._fault is None and not self._ended:
+            self._over = asyncio.get_running_loop().create_future()
+            await self._over
+        if self._fault is not None and not self._is_over:
+            raise self._fault
 
     async def read(self) -> bytes:
         """The whole body. Raises EngineBroke where it ends early."""
-        return b"".join([piece async for piece in self.chunks()])
+        self.pause(False)
+        if self._fault is None and not self._ended:
+            self._over = asyncio.get_running_loop().create_future()
+            await self._over
+        if self._fault is not None:
+            raise self._fault
+        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+
+    def pause(self, paused: bool) -> None:
+        """Stops and goes on reading: a client that does not read must not fill this process."""
+        if self._transport is None or paused == self._is_paused or self._lost:
+            return
+        self._is_paused = paused
+        if paused:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def break_off(self, error: Exception) -> None:
+        """Ends the waiting for it with `error`."""
+        self._break(error)
 
     def close(self) -> None:
-        """Drops the connection; an engine that is still at work sees it and frees the slot."""
+        """Drops the connection, so that an engine still at work sees it and frees the slot; keeps one at its end."""
+        if self._closed:
+            return
+        self._closed = True
+        self._sink = None
+        if self._pool is None or self._fault is not None or not self._framed or self._lost:
+            self.drop()
+        elif self._ended:
+            self._keep()
+        elif self._is_over:  # but for its framing
+            loop = asyncio.get_running_loop()
+            self._waits_for_end = loop.call_later(_END_PATIENCE_S, self.drop)
+        else:
+            self.drop()
+
+    def take_request(self, request: bytes) -> bool:
+        """A kept connection begins another exchange; False when it has ended meanwhile."""
+        if self._lost or self._transport is None or self._transport.is_closing():
+            return False
+        self._begin(request)
+        self._transport.write(request)
+        return True
+
+    def drop(self) -> None:
+        if self._waits_for_end is not None:
+            self._waits_for_end.cancel()
+            self._waits_for_end = None
         if self._transport is not None:
             self._transport.abort()
 
-    def _take(self) -> bytes:
+    def _keep(self) -> None:
+        if self._waits_for_end is not None:
+            self._waits_for_end.cancel()
+            self._waits_for_end = None
+        assert self._pool is not None
+        if self._keeps_alive and not self._is_paused:
+            self._pool.keep(self._key, self)
+        else:
+            self.drop()
+
+    def _flush(self) -> None:
+        """What came in one piece from the engine goes on in one piece."""
+        if self._sink is None or not self._parts:
+            return
         data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
         self._held_bytes = 0
-        if self._paused and self._transport is not None:
-            self._paused = False
-            self._transport.resume_reading()
-        return data
+        try:
+            over = self._sink(data)
+        except Exception as error:
+            self._break(error)
+            return
+        if over:
+            self._sink = None
+            self._is_over = True
+            waiting, self._over = self._over, None
+            _wake(waiting)
 
-    def _wake(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
-
-    def _break(self, fault: str) -> None:
+    def _break(self, fault: Exception) -> None:
         if self._ended or self._fault is not None:
             return
         self._fault = fault
         if not self._head.done():
-            self._head.set_exception(EngineBroke(fault))
+            self._head.set_exception(fault)
             self._head.exception()  # taken note of, also when nobody waits any more
-        self._wake()
+        _wake(self._over)
 
     # -- asyncio.Protocol ---------------------------------------------------------------------------------------
 
@@ -95,17 +177,33 @@ class EngineReply(asyncio.Protocol):
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
+        if self._closed and self._waits_for_end is None:  # between two exchanges an engine has nothing to say
+            self.drop()
+            return
+        self._heard = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._break(f"its reply is not HTTP: {error}")
-            self.close()
+            self._break(EngineBroke(f"its reply is not HTTP: {error}"))
+            self.drop()
+            return
+        self._flush()
+        if self._ended:
+            if self._waits_for_end is not None:
+                self._keep()
+            else:
+                _wake(self._over)
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._lost = True
+        if self._pool is not None:
+            self._pool.forget(self._key, self)
+        if self._waits_for_end is not None:
+            self._waits_for_end.cancel()
         if self._head.done() and not self._framed and error is None:
             self._ended = True
-            self._wake()
-        self._break(str(error) if error else "it closed the connection")
+            _wake(self._over)
+        self._break(EngineBroke(str(error) if error else "it closed the connection"))
 
     # -- httptools ----------------------------------------------------------------------------------------------
 
@@ -115,36 +213,115 @@ class EngineReply(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
+        self._keeps_alive = self._parser.should_keep_alive()  # forgotten by the parser at the message's end
         if not self._head.done():
             self._head.set_result(None)
 
     def on_body(self, data: bytes) -> None:
+        if self._closed:
+            return
         self._parts.append(data)
-        self._held_bytes += len(data)
-        if self._held_bytes > _HIGH_WATER_BYTES and not self._paused and self._transport is not None:
-            self._paused = True
-            self._transport.pause_reading()
-        self._wake()
+        if self._sink is None:
+            self._held_bytes += len(data)
+            if self._held_bytes > _HIGH_WATER_BYTES and self._over is None:
+                self.pause(True)  # until somebody reads
 
     def on_message_complete(self) -> None:
         self._ended = True
-        self._wake()
+
+    @property
+    def said_nothing(self) -> bool:
+        return not self._heard
+
+
+def _nobody(reply: EngineReply) -> None:
+    pass
+
+
+def _wake(waiting: asyncio.Future[None] | None) -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(None)
+
+
+class Engines:
+    """The connections of one worker that wait for their next request."""
+
+    def __init__(self) -> None:
+        self._idle: dict[str, list[EngineReply]] = {}
+
+    async def post(
+        self,
+        endpoint: Endpoint,
+        path: str,
+        body: bytes,
+        headers: dict[str, str],
+        *,
+        keeps: bool = False,
+        note: Note = _nobody,
+    ) -> EngineReply:
+        """The reply once its head is there; the caller closes it. `keeps`: the engine bears idle connections. `note` is
+        told of the connection before it has answered. Raises EngineBroke."""
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        head = (
+            f"{_head('POST', endpoint, path, keeps=keeps)}Content-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n{lines}\r\n"
+        )
+        request = head.encode("latin-1", "replace") + body
+        if keeps:
+            reply = await self._over_a_kept_one(endpoint.key, request, note)
+            if reply is not None:
+                return reply
+        return await _exchange(endpoint, request, self if keeps else None, note)
+
+    async def _over_a_kept_one(self, key: str, request: bytes, note: Note) -> EngineReply | None:
+        idle = self._idle.get(key)
+        while idle:
+            reply = idle.pop()
+            if not reply.take_request(request):
+                continue
+            note(reply)
+            try:
+                await reply.head()
+                return reply
+            except EngineBroke:
+                if not reply.said_nothing:
+                    raise
+                reply.close()
+                return None  # it was closed for being idle, most likely; a fresh one tells
+            except BaseException:
+                reply.close()
+                raise
+        return None
+
+    def keep(self, key: str, reply: EngineReply) -> None:
+        idle = self._idle.setdefault(key, [])
+        idle.append(reply)
+        if len(idle) > _MOST_IDLE:
+            idle.pop(0).drop()
+
+    def forget(self, key: str, reply: EngineReply) -> None:
+        idle = self._idle.get(key)
+        if idle is not None and reply in idle:
+            idle.remove(reply)
+            if not idle:
+                del self._idle[key]
+
+    def close(self) -> None:
+        for idle in list(self._idle.values()):
+            for reply in list(idle):
+                reply.drop()
 
 
 async def post(endpoint: Endpoint, path: str, body: bytes, headers: dict[str, str]) -> EngineReply:
-    """The reply once its head is there; the caller closes it. Raises EngineBroke."""
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    head = (
-        f"{_head('POST', endpoint, path)}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n{lines}\r\n"
-    )
-    return await _exchange(endpoint, head.encode("latin-1", "replace") + body)
+    """One exchange on a connection of its own."""
+    return await Engines().post(endpoint, path, body, headers)
 
 
 async def get_text(endpoint: Endpoint, path: str, timeout_s: float) -> str | None:
     """The text of a 200 reply, None for anything else."""
     try:
         async with asyncio.timeout(timeout_s):
-            reply = await _exchange(endpoint, f"{_head('GET', endpoint, path)}\r\n".encode())
+            reply = await _exchange(endpoint, f"{_head('GET', endpoint, path)}\r\n".encode(), None)
             try:
                 return (await reply.read()).decode(errors="replace") if reply.status == 200 else None
             finally:
@@ -153,15 +330,16 @@ async def get_text(endpoint: Endpoint, path: str, timeout_s: float) -> str | Non
         return None
 
 
-def _head(method: str, endpoint: Endpoint, path: str) -> str:
-    return f"{method} {path} HTTP/1.1\r\nHost: engine\r\nConnection: close\r\nAuthorization: Bearer {endpoint.key}\r\n"
+def _head(method: str, endpoint: Endpoint, path: str, *, keeps: bool = False) -> str:
+    close = "" if keeps else "Connection: close\r\n"
+    return f"{method} {path} HTTP/1.1\r\nHost: engine\r\n{close}Authorization: Bearer {endpoint.key}\r\n"
 
 
-async def _exchange(endpoint: Endpoint, request: bytes) -> EngineReply:
+async def _exchange(endpoint: Endpoint, request: bytes, pool: Engines | None, note: Note = _nobody) -> EngineReply:
     loop = asyncio.get_running_loop()
 
     def protocol() -> EngineReply:
-        return EngineReply(request)
+        return EngineReply(request, pool, endpoint.key)
 
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
@@ -172,6 +350,7 @@ async def _exchange(endpoint: Endpoint, request: bytes) -> EngineReply:
                 _, reply = await loop.create_connection(protocol, "127.0.0.1", endpoint.port)
     except (OSError, TimeoutError) as error:
         raise EngineBroke(str(error) or "it does not accept connections") from error
+    note(reply)
     try:
         await reply.head()
     except BaseException:

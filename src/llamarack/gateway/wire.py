@@ -7,6 +7,7 @@ stream as `event: error`, errors before it as `{"error": {message, type, param, 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
@@ -59,8 +60,10 @@ def error_event(error: LlamarackError) -> bytes:
     return b"event: error\ndata: " + error_body(error) + EVENT_END
 
 
-def engine_error_envelope(status: int, body: bytes) -> dict[str, Any]:
-    """An engine's error in the one form, whatever form it came in: nested, flat, a string, not JSON at all."""
+def engine_error_envelope(status: int, body: bytes, fields: Iterable[str] = ()) -> dict[str, Any]:
+    """An engine's error in the one form, whatever form it came in: nested, flat, a string, not JSON at all.
+
+    `fields`: of the request; the one that the message names becomes its `param`, where the engine has not said so."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -71,11 +74,15 @@ def engine_error_envelope(status: int, body: bytes) -> dict[str, Any]:
     kind = inner.get("type")
     code = inner.get("code")
     is_context = "exceed_context_size" in str(kind) or "context length" in str(inner.get("message", "")).lower()
+    message = str(inner.get("message") or f"engine answered {status}")
+    param = inner.get("param")
+    if not isinstance(param, str):
+        param = next((name for name in fields if re.search(rf"\b{re.escape(name)}\b", message)), None)
     return {
         "error": {
-            "message": str(inner.get("message") or f"engine answered {status}"),
+            "message": message,
             "type": "invalid_request_error" if is_context or not isinstance(kind, str) else kind,
-            "param": inner.get("param") if isinstance(inner.get("param"), str) else None,
+            "param": param,
             "code": "context_length_exceeded" if is_context else code if isinstance(code, str) else None,
             "source": "engine",
         }
@@ -107,3 +114,9 @@ def _closed_reason(match: re.Match[bytes]) -> bytes:
 
 def waited(seconds: float) -> str:
     return f"no replica was free within {format_duration(seconds)}"
+
+
+def shown(value: Any) -> str:
+    """A client's value for an error message, shortened."""
+    text = orjson.dumps(value).decode()
+    return text if len(text) <= 60 else text[:57] + "..."

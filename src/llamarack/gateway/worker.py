@@ -13,6 +13,8 @@ import signal
 import socket
 import ssl
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -21,12 +23,16 @@ from llamarack.config import Gateway
 from llamarack.gateway.admission import Admission
 from llamarack.gateway.dashboard import Dashboard
 from llamarack.gateway.keys import Keys
+from llamarack.gateway.ledger import Ledger
 from llamarack.gateway.metrics import Metrics
+from llamarack.gateway.peers import PeerSocket
+from llamarack.gateway.quota import Quotas
 from llamarack.gateway.server import GatewayServer
 from llamarack.supervise.table import from_json
 
 _RECONNECT_S = 0.2
 _REPORT_S = 0.25
+_SAVE_EVERY = 20  # reports
 _LINK_LIMIT_BYTES = 4 * 1024**2
 
 log = logging.getLogger(__name__)
@@ -39,7 +45,11 @@ class Worker:
         self._number = number
         self._metrics = Metrics()
         self._admission: Admission | None = None
+        self._gateway: GatewayServer | None = None
         self._server: asyncio.Server | None = None
+        self._ledger: Ledger | None = None
+        self._peers: PeerSocket | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._reported: dict[str, Any] = {}
         self._report_whole = True  # a supervisor that is new knows none of the traffic
 
@@ -53,8 +63,20 @@ class Worker:
         if link.done():
             link.result()
         link.cancel()
+        await self._end()
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
         if self._server is not None:
             self._server.close()
+        if self._gateway is not None:
+            self._gateway.close()
+        if self._peers is not None:
+            self._peers.close()
+        if self._ledger is not None:
+            asyncio.get_running_loop().remove_reader(self._ledger.bell)
+            self._ledger.close()
 
     async def _stay_linked(self) -> None:
         while True:
@@ -79,7 +101,7 @@ class Worker:
             while line := await reader.readline():
                 message = json.loads(line)
                 if "settings" in message and self._admission is None:
-                    await self._open(Gateway.model_validate(message["settings"]))
+                    await self._open(message)
                 if "table" in message and self._admission is not None:
                     table = from_json(message["table"])
                     self._admission.apply(table)
@@ -87,26 +109,66 @@ class Worker:
         finally:
             reporting.cancel()
 
-    async def _open(self, settings: Gateway) -> None:
+    async def _open(self, message: dict[str, Any]) -> None:
         """Begins to accept; once in a worker's life."""
-        self._admission = Admission(max_queue_requests=settings.max_queue_requests, max_queue_s=settings.max_queue_s)
-        keys = Keys(settings.api_keys_file) if settings.api_keys_file else None
-        dashboard = Dashboard(self._admin_socket)
-        server = GatewayServer(settings, self._admission, self._metrics, keys, dashboard)
+        settings = Gateway.model_validate(message["settings"])
+        folder = Path(message["folder"]) if message.get("folder") else None
+        loop = asyncio.get_running_loop()
+        sockets = Path(self._admin_socket).parent
+        if settings.workers > 1:
+            self._ledger = Ledger(sockets, self._number, settings.workers)
+        admission = self._admission = Admission(
+            max_queue_requests=settings.max_queue_requests,
+            max_queue_s=settings.max_queue_s,
+            max_queue_tokens=settings.max_queue_tokens,
+            policy=settings.routing,
+            ledger=self._ledger,
+        )
+        if self._ledger is not None:
+            self._peers = PeerSocket(sockets, self._number, settings.workers, self._metrics.counted_text)
+            await self._peers.open()
+            loop.add_reader(self._ledger.bell, self._rung)
+        gateway = self._gateway = GatewayServer(
+            settings,
+            admission,
+            self._metrics,
+            Keys(settings.api_keys_file) if settings.api_keys_file else None,
+            Dashboard(self._admin_socket),
+            quotas=Quotas(
+                admission,
+                time.time,
+                ledger=self._ledger,
+                folder=folder if settings.api_keys_file else None,
+                worker=self._number,
+                workers=settings.workers,
+            ),
+            stuck_request_s=message.get("stuck_request_s", 300.0),
+            peers=self._peers.texts if self._peers is not None else None,
+        )
+        self._tasks.append(asyncio.create_task(gateway.watch.run()))
         context = None
         if settings.tls_cert is not None and settings.tls_key is not None:
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             context.load_cert_chain(settings.tls_cert, settings.tls_key)
             context.set_alpn_protocols(["http/1.1"])
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(server.protocol_factory(), sock=self._listener, ssl=context)
+        self._server = await loop.create_server(gateway.protocol_factory(), sock=self._listener, ssl=context)
         log.info("listening worker=%d address=%s", self._number, self._listener.getsockname())
 
+    def _rung(self) -> None:
+        assert self._ledger is not None
+        assert self._admission is not None
+        self._ledger.hush()
+        self._admission.rung()
+
     async def _report(self, writer: asyncio.StreamWriter) -> None:
+        number = 0
         while True:
             await asyncio.sleep(_REPORT_S)
+            number += 1
             if self._admission is not None:
                 self._send_counts(writer)
+            if self._gateway is not None and number % _SAVE_EVERY == 0:
+                self._gateway.save()
 
     def _send_counts(self, writer: asyncio.StreamWriter) -> None:
         """Sent when it changed; the supervisor keeps the newest."""
@@ -115,6 +177,7 @@ class Worker:
             "table_version": self._admission.table.version,
             "in_flight": self._admission.in_flight,
             "queued": self._admission.queued,
+            "stuck": self._admission.stuck,
         }
         traffic = self._metrics.traffic.report(whole=self._report_whole)
         if counts != self._reported or traffic:

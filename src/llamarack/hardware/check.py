@@ -9,10 +9,18 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from llamarack.hardware import environment, rules_cards, rules_disk, rules_driver, rules_environment, rules_functional
+from llamarack.hardware import (
+    environment,
+    memory_speed,
+    rules_cards,
+    rules_disk,
+    rules_driver,
+    rules_environment,
+    rules_functional,
+)
 from llamarack.hardware.detect import machine_of, nvml_of
 from llamarack.hardware.disk import ModelDisk
 from llamarack.hardware.evidence import Evidence, TakenPort, Unanswered, Wanted
@@ -20,7 +28,7 @@ from llamarack.hardware.finding import Finding, Severity
 from llamarack.hardware.functional import Functional, run_functional
 from llamarack.hardware.machine import Card, Machine
 from llamarack.hardware.pci import read_pci_cards
-from llamarack.hardware.probe import Answer, Probe, Status, module_command
+from llamarack.hardware.probe import Answer, Probe, Status, ask, module_command
 from llamarack.hardware.versions import (
     EngineBuild,
     binary_build,
@@ -74,6 +82,7 @@ def gather(request: Request, *, deadline_s: float = OVERALL_DEADLINE_S) -> Evide
     surroundings = looks.environment()
     disks = looks.disks()
     builds, torch_builds = looks.builds()
+    machine = _with_memory_speed(machine, ends_monotonic_s if request.functional else None)
     functional: Functional | None = None
     if request.functional and nvml["status"] in ("ok", "absent", "no_driver"):
         cards = _group(machine, request.card_indices)
@@ -96,6 +105,20 @@ def gather(request: Request, *, deadline_s: float = OVERALL_DEADLINE_S) -> Evide
         functional=functional,
         wanted=request.wanted,
     )
+
+
+def _with_memory_speed(machine: Machine, ends_monotonic_s: float | None) -> Machine:
+    """Measured after all other looks, so that nothing of ours shares the memory; what was measured before where this
+    gives nothing. None: not to be measured.
+    """
+    host = machine.host
+    size = memory_speed.buffer_bytes(host)
+    if ends_monotonic_s is not None and size is not None:
+        left_s = min(memory_speed.DEADLINE_S, ends_monotonic_s - time.monotonic())
+        answer = ask(module_command("memory_speed", str(host.cores_usable), str(size)), deadline_s=left_s)
+        if answer.status is Status.OK:
+            return replace(machine, host=replace(host, **answer.values))
+    return replace(machine, host=memory_speed.with_remembered_bandwidth(host))
 
 
 class _Looks:

@@ -7,6 +7,7 @@ can be left behind.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from llamarack.errors import HardwareError
 from llamarack.hardware.cards import cards_of, cuda_version
 from llamarack.hardware.host import read_host
 from llamarack.hardware.machine import Machine
+from llamarack.hardware.memory_speed import with_remembered_bandwidth
 from llamarack.hardware.probe import Answer, ask, module_command
 
 # nvmlInit on a machine with 8 cards and persistence off takes some seconds, since each card is woken.
@@ -30,7 +32,8 @@ def detect_machine(*, deadline_s: float = NVML_DEADLINE_S) -> Machine:
         )
     if record["status"] == "failed":
         raise HardwareError(f"NVIDIA's driver answered: {record['detail']}", hint="llamarack check")
-    return machine_of(record)
+    machine = machine_of(record)
+    return replace(machine, host=with_remembered_bandwidth(machine.host))
 
 
 def machine_of(record: dict[str, Any], root: Path = Path("/")) -> Machine:

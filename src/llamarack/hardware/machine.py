@@ -77,6 +77,9 @@ class Card:
     nvlinks_total: int | None = None
     fabric_state: str | None = None  # `not started`, `in progress`, `completed`; None: no switch fabric
     processes: tuple[CardProcess, ...] = ()
+    rpc_server: str | None = None  # `host:port` where llama.cpp reaches it over the network
+    is_rpc_busy: bool = False  # it serves another client; its memory is what it said before
+    is_host_memory: bool = False  # an RPC device that is this computer's own processor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,3 +103,4 @@ class Machine:
     cards: tuple[Card, ...] = ()
     driver_version: str | None = None
     cuda_version: str | None = None  # highest the driver supports
+    remotes: tuple[Card, ...] = ()  # devices of RPC servers that a deployment file names; never in `check`

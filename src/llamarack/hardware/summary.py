@@ -23,6 +23,8 @@ def summary_lines(evidence: Evidence) -> Iterator[str]:
     yield _row("host", f"{processor}, {available} of {total} memory available{nodes}")
     if host.instruction_sets:
         yield _row("", f"{' '.join(host.instruction_sets)}; kernel {host.kernel or '–'}")
+    if host.memory_bandwidth_bytes_per_s is not None:
+        yield _row("", f"memory is read at {host.memory_bandwidth_bytes_per_s / 1e9:.1f} GB/s by all cores")
     yield from _card_lines(evidence)
     for build in evidence.builds:
         devices = ", ".join(build.gpu_devices or ()) or ("processor only" if build.gpu_devices == () else None)

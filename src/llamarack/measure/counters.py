@@ -25,6 +25,9 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "queued": ("llamarack_queued",),
     "kv_fraction": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "llamacpp:kv_cache_usage_ratio"),
     "preemptions": ("vllm:num_preemptions_total", "vllm:num_preemptions"),
+    # vLLM with --enable-mfu-metrics: its own estimate of the work of one card (vllm/v1/metrics/perf.py).
+    "estimated_flop": ("vllm:estimated_flops_per_gpu_total", "vllm:estimated_flops_per_gpu"),
+    "estimated_read_bytes": ("vllm:estimated_read_bytes_per_gpu_total", "vllm:estimated_read_bytes_per_gpu"),
     "output_tokens": ("vllm:generation_tokens_total", "vllm:generation_tokens", "llamacpp:tokens_predicted_total"),
 }
 
@@ -40,11 +43,15 @@ class CounterSample:
     kv_fraction: float | None
     preemptions: float | None
     output_tokens: float | None
+    estimated_flop: float | None = None
+    estimated_read_bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCounters:
-    """Of one point. `preemptions`, `output_tokens`: counted between the first and the last reading."""
+    """Of one point. `preemptions`, `output_tokens`: counted between the first and the last reading. `estimated_*`: what
+    the engines themselves reckon to have done, per second between those, summed over replicas.
+    """
 
     samples: int
     running_mean: float | None
@@ -55,6 +62,8 @@ class ServerCounters:
     kv_fraction_max: float | None
     preemptions: float | None
     output_tokens: float | None
+    estimated_flop_per_s: float | None = None
+    estimated_read_bytes_per_s: float | None = None
 
 
 def parse_counters(text: str, at_monotonic_ns: int) -> CounterSample | None:
@@ -90,6 +99,10 @@ def summarize_counters(samples: Sequence[CounterSample]) -> ServerCounters | Non
         values = known(name)
         return values[-1] - values[0] if len(values) > 1 and values[-1] >= values[0] else None
 
+    def rate(name: str) -> float | None:
+        more, span_s = increase(name), (samples[-1].at_monotonic_ns - samples[0].at_monotonic_ns) * 1e-9
+        return more / span_s if more is not None and span_s > 0 else None
+
     return ServerCounters(
         samples=len(samples),
         running_mean=mean("running"),
@@ -100,6 +113,8 @@ def summarize_counters(samples: Sequence[CounterSample]) -> ServerCounters | Non
         kv_fraction_max=max(known("kv_fraction"), default=None),
         preemptions=increase("preemptions"),
         output_tokens=increase("output_tokens"),
+        estimated_flop_per_s=rate("estimated_flop"),
+        estimated_read_bytes_per_s=rate("estimated_read_bytes"),
     )
 
 

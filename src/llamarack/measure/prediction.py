@@ -29,6 +29,7 @@ class LimitReached:
 
     memory_bandwidth_fraction: float | None
     arithmetic_fraction: float | None
+    is_counted_by_engine: bool = False
 
 
 def compare_with_plan(point: PointResult, candidate: Candidate) -> tuple[Compared, ...]:
@@ -57,22 +58,44 @@ def limit_reached(
     flop_per_token: float,
     bandwidth_bytes_per_s: float | None,
     flop_per_s: float | None,
+    replicas: int = 1,
 ) -> LimitReached:
-    """All arguments of one card of one replica. The batch is what the server itself reported as running; without that
-    figure nothing is claimed, for the client's concurrency is not the engine's batch.
+    """All arguments of one card of one replica, over whose `replicas` the load is even. What the engine itself counts
+    per card (vLLM with `--enable-mfu-metrics`) comes first. Else the batch is what the server reported as running;
+    without that figure nothing is claimed, for the client's concurrency is not the engine's batch.
     """
+    counted = _counted(point, bandwidth_bytes_per_s, flop_per_s, replicas)
+    if counted is not None:
+        return counted
     running = [repeat.server.running_mean for repeat in point.repeats if repeat.server is not None]
     batch = [value for value in running if value is not None]
     step_s = point.metrics.per_token_s.p50
     lengths = (point.input_tokens.mean, point.output_tokens.mean)
     if not batch or step_s is None or lengths[0] is None or lengths[1] is None:
         return LimitReached(memory_bandwidth_fraction=None, arithmetic_fraction=None)
-    sequences = sum(batch) / len(batch)
+    sequences = sum(batch) / len(batch) / replicas
     cached_tokens = sequences * (lengths[0] + lengths[1] / 2)  # half of the answer exists on average
     read_bytes = weights_bytes + cached_tokens * kv_bytes_per_token
-    rate = point.output_tokens_per_s
+    rate = None if point.output_tokens_per_s is None else point.output_tokens_per_s / replicas
     processed_per_s = None if rate is None else rate * (1 + lengths[0] / lengths[1])  # prompts are computed too
     return LimitReached(
         memory_bandwidth_fraction=read_bytes / step_s / bandwidth_bytes_per_s if bandwidth_bytes_per_s else None,
         arithmetic_fraction=processed_per_s * flop_per_token / flop_per_s if flop_per_s and processed_per_s else None,
+    )
+
+
+def _counted(
+    point: PointResult, bandwidth_bytes_per_s: float | None, flop_per_s: float | None, replicas: int
+) -> LimitReached | None:
+    """Counters are summed over replicas. None where a repeat lacks them: a mean over some would be of other loads."""
+    servers = [repeat.server for repeat in point.repeats]
+    read = [server.estimated_read_bytes_per_s if server else None for server in servers]
+    flop = [server.estimated_flop_per_s if server else None for server in servers]
+    if not servers or None in read or None in flop:
+        return None
+    mean_read, mean_flop = (sum(v for v in values if v) / len(values) / replicas for values in (read, flop))
+    return LimitReached(
+        memory_bandwidth_fraction=mean_read / bandwidth_bytes_per_s if bandwidth_bytes_per_s else None,
+        arithmetic_fraction=mean_flop / flop_per_s if flop_per_s else None,
+        is_counted_by_engine=True,
     )

@@ -14,7 +14,9 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from llamarack.errors import UsageError
+from llamarack.measure.against_plan import PlannedRun
 from llamarack.measure.point import PointResult
+from llamarack.measure.rack import MemorySeries
 from llamarack.measure.record import RequestRecord, from_json_line
 from llamarack.version import __version__
 
@@ -68,7 +70,9 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
-    """`valid`: every point is. `is_interrupted`: points hold what was measured until then."""
+    """`valid`: every point is. `is_interrupted`: points hold what was measured until then. `memory` and `plan`: of a
+    rack on this machine, measured by its file.
+    """
 
     schema_version: int = SCHEMA_VERSION
     target: TargetInfo
@@ -78,6 +82,8 @@ class BenchResult:
     is_interrupted: bool
     notes: tuple[str, ...]
     points: tuple[PointResult, ...]
+    memory: tuple[MemorySeries, ...] = ()
+    plan: PlannedRun | None = None
 
 
 def environment(*, started_unix_s: float, started_monotonic_ns: int) -> Environment:

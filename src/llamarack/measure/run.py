@@ -12,13 +12,16 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from llamarack.errors import UsageError
+from llamarack.errors import LlamarackError, UsageError
+from llamarack.hardware.detect import detect_machine
+from llamarack.measure.against_plan import PlannedRun, against_plan
 from llamarack.measure.calibrate import choose_counter, one_token_words, usage_counter
 from llamarack.measure.client import Client
 from llamarack.measure.counters import CounterSample, sample_counters, summarize_counters
 from llamarack.measure.crew import Crew, Progress
-from llamarack.measure.point import Judging, Level, Measured, point_result
+from llamarack.measure.point import Judging, Level, Measured, PointResult, point_result
 from llamarack.measure.prompts import FIRST_WORD, FromFile, PromptSource, Synthetic, common_words, load_questions
+from llamarack.measure.rack import MemoryReading, RackSource, memory_series, sample_memory
 from llamarack.measure.result import (
     RECORDS_NAME,
     BenchResult,
@@ -31,6 +34,8 @@ from llamarack.measure.result import (
 from llamarack.measure.server import Served, ask_server
 from llamarack.measure.settings import Settings, deadline_s, num_requests, num_workers, shares_of
 from llamarack.measure.worker import Order
+from llamarack.model.read import read_model
+from llamarack.plan.calibration import own_calibrations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +69,11 @@ async def run_bench(settings: Settings, on_step: Callable[[Step], None]) -> Benc
     """
     started = environment(started_unix_s=time.time(), started_monotonic_ns=time.monotonic_ns())
     client = Client(settings.target)
+    readings: list[MemoryReading] = []
     try:
         prepared = await _prepare(settings, client)
-        measured, is_interrupted = await _sweep(settings, prepared, client, on_step)
+        async with _watching(settings.rack, readings):
+            measured, is_interrupted = await _sweep(settings, prepared, client, on_step)
     finally:
         client.close()
     judging = Judging(
@@ -82,14 +89,17 @@ async def run_bench(settings: Settings, on_step: Callable[[Step], None]) -> Benc
         for number, level in enumerate(settings.levels)
         if measured[number]
     )
+    planned, plan_note = await _planned(settings.rack, prepared.served.model, points)
     result = BenchResult(
         target=_target_info(settings, prepared),
         environment=started,
         workload=_workload(settings, prepared),
         valid=bool(points) and all(point.valid for point in points) and not is_interrupted,
         is_interrupted=is_interrupted,
-        notes=prepared.notes,
+        notes=(*prepared.notes, *([plan_note] if plan_note else [])),
         points=points,
+        memory=memory_series(readings),
+        plan=planned,
     )
     write_result(result, settings.folder)
     return result
@@ -183,6 +193,34 @@ async def _level(
     records = tuple(read_records(records_path, offset=offset))
     counters = summarize_counters(samples)
     return Measured(records=records, workers=workers, counters=counters, is_interrupted=is_interrupted)
+
+
+@contextlib.asynccontextmanager
+async def _watching(rack: RackSource | None, readings: list[MemoryReading]) -> AsyncIterator[None]:
+    task = None if rack is None else asyncio.create_task(sample_memory(rack, readings))
+    try:
+        yield
+    finally:
+        if task is not None:
+            task.cancel()
+
+
+async def _planned(
+    rack: RackSource | None, name: str, points: tuple[PointResult, ...]
+) -> tuple[PlannedRun | None, str | None]:
+    """And why there is none, where the rack is ours: what was measured must not be lost over it."""
+    if rack is None or not points:
+        return None, None
+    try:
+        record = await rack.status()
+        model = next(each for each in rack.deployment.models if each.name == name)
+        machine = await asyncio.to_thread(detect_machine)
+        spec = await asyncio.to_thread(read_model, model.path_of(model.groups[0]))
+        known = own_calibrations()
+    except LlamarackError as error:
+        return None, f"no comparison with the plan: {error.message}"
+    found = against_plan(points, rack.deployment, name, record, spec, machine, known)
+    return found, None if found else f"no comparison with the plan: `{name}` has several groups, whose speeds mix"
 
 
 @contextlib.asynccontextmanager

@@ -70,7 +70,7 @@ def _body(model: str, endpoint: Endpoint, extras: list[str], text: str, output_t
 
 async def ask_server(client: Client, *, model: str | None, endpoint: Endpoint) -> Served:
     """Raises NothingRunning, UsageError (key, model, path), EngineError (it runs but cannot answer)."""
-    name, round_trip_s = await _model_name(client, model)
+    name, round_trip_s = await model_name(client, model)
     accepted, notes = list(EXTRAS), []
     record = await _try(client, name, endpoint, accepted)
     if record.http_status in (400, 422):
@@ -94,7 +94,7 @@ async def ask_server(client: Client, *, model: str | None, endpoint: Endpoint) -
     )
 
 
-async def _model_name(client: Client, model: str | None) -> tuple[str, float]:
+async def model_name(client: Client, model: str | None) -> tuple[str, float]:
     try:
         answers = [await client.call("GET", "/v1/models", timeout_s=_TIMEOUT_S) for _ in range(3)]
     except (OSError, TimeoutError) as error:

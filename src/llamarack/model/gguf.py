@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 import re
+from array import array
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from llamarack.errors import ModelError
 from llamarack.model.ggml_types import FILE_TYPE_GUESSED, FILE_TYPES
@@ -116,9 +115,9 @@ class _Keys:
         value = self.get(name)
         if value is None and default is not None:
             return default
-        if not isinstance(value, np.ndarray):
+        if not isinstance(value, array):
             return (self.integer(name),) * layers
-        numbers = tuple(int(number) for number in value[: layers + 1]) if value.dtype.kind in "iu" else ()
+        numbers = tuple(int(number) for number in value[: layers + 1]) if value.typecode not in "fd" else ()
         if len(numbers) != layers or not all(0 <= number < 2**31 for number in numbers) or not any(numbers):
             raise self.error(name, f"is an array of {len(value)}, not {layers} whole numbers, one for each layer")
         return numbers

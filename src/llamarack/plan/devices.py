@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from llamarack.config import Group
 from llamarack.errors import ConfigError, HardwareError
 from llamarack.hardware.machine import Card, Host, Machine
 from llamarack.plan.record import CPU_INDEX, CardPlan, Terms
@@ -14,11 +15,33 @@ TIGHT_BYTES = GIB  # drivers start to spill to host memory within about 1 GiB of
 
 def card_of(machine: Machine, reference: int | str) -> Card:
     """A card by index or UUID. Raises HardwareError naming the cards there are."""
-    for card in machine.cards:
+    for card in (*machine.cards, *machine.remotes):
         if reference in (card.index, card.uuid):
             return card
     there = ", ".join(f"{card.index} ({card.name})" for card in machine.cards) or "no cards"
     raise HardwareError(f"`gpus`: card `{reference}` is not in this machine", hint=f"it has {there}")
+
+
+def remote_cards(machine: Machine, group: Group) -> tuple[Card, ...]:
+    """Devices of the group's RPC servers, in the order in which the engine takes them. Raises ConfigError for a server
+    whose devices are not known."""
+    found: list[Card] = []
+    for address in group.rpc_addresses():
+        own = [card for card in machine.remotes if card.rpc_server == address.endpoint]
+        if not own:
+            raise ConfigError(
+                f"`rpc_servers`: the devices of {address.endpoint} are not known here",
+                hint=f"rpc_servers: ['{address.endpoint}=24GiB'] gives the memory of each of its devices",
+            )
+        found += own
+    return tuple(found)
+
+
+def place_of(card: CardPlan) -> str:
+    """A device in a sentence."""
+    if card.index == CPU_INDEX:
+        return "memory"
+    return card.name if card.index < CPU_INDEX else f"card {card.index} ({card.name})"
 
 
 def free_bytes(device: Card | Host, claimed: Mapping[int, int]) -> int:
@@ -50,11 +73,11 @@ def shortage(card: CardPlan) -> str | None:
     free = card.memory_free_bytes if card.memory_free_bytes is not None else card.memory_total_bytes
     if card.total_high_bytes <= free:
         return None
-    where = "memory" if card.index == CPU_INDEX else f"card {card.index} ({card.name})"
     weights, kv = card.terms.weights_bytes, card.terms.kv_bytes
     return (
-        f"{where} needs {format_bytes(card.total_high_bytes)} (weights {format_bytes(weights)}, KV {format_bytes(kv)}, "
-        f"rest {format_bytes(card.total_high_bytes - weights - kv)}), {format_bytes(max(free, 0))} free"
+        f"{place_of(card)} needs {format_bytes(card.total_high_bytes)} (weights {format_bytes(weights)}, KV "
+        f"{format_bytes(kv)}, rest {format_bytes(card.total_high_bytes - weights - kv)}), "
+        f"{format_bytes(max(free, 0))} free"
     )
 
 

@@ -16,6 +16,7 @@ from llamarack.units import MIB, format_bytes
 
 BINARY = "llama-fit-params"
 _DEADLINE_S = 120.0
+_ALL_LAYERS = 999
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +27,17 @@ class DryRow:
     compute_bytes: int
 
 
-def arguments(candidate: Candidate, model_path: Path) -> list[str]:
-    """The plan's settings as options of the dry run, which knows those of llama-server."""
+def arguments(candidate: Candidate, model_path: Path, rpc_servers: Sequence[str] = ()) -> list[str]:
+    """The plan's settings as options of the dry run, which knows those of llama-server but for `--kv-unified`: one
+    sequence of the pool's size has the same buffers."""
     pool = candidate.context_tokens * (1 if candidate.kv_unified else candidate.sequences)
     options = {
         "-m": str(model_path),
         "-c": str(pool),
-        "-np": str(candidate.sequences),
-        "-ngl": "0" if not any(candidate.replica_cards) else "999",
+        "-np": "1" if candidate.kv_unified else str(candidate.sequences),
+        "-ngl": str(_ALL_LAYERS if candidate.gpu_layers is None else candidate.gpu_layers)
+        if any(candidate.replica_cards)
+        else "0",
         "-b": str(candidate.batch_tokens),
         "-ub": str(candidate.micro_batch_tokens),
         "-ctk": candidate.kv_dtype,
@@ -46,17 +50,19 @@ def arguments(candidate: Candidate, model_path: Path) -> list[str]:
         options["-sm"] = candidate.split_mode
     if candidate.tensor_split:
         options["-ts"] = ",".join(map(str, candidate.tensor_split))
-    flags = ["--kv-unified"] if candidate.kv_unified else []
-    return [part for pair in options.items() for part in pair] + flags
+    servers = ["--rpc", ",".join(rpc_servers)] if rpc_servers else []
+    return [*servers, *(part for pair in options.items() for part in pair)]
 
 
-def dry_run(binary: Path, candidate: Candidate, model_path: Path) -> tuple[DryRow, ...] | None:
+def dry_run(
+    binary: Path, candidate: Candidate, model_path: Path, *, rpc_servers: Sequence[str] = ()
+) -> tuple[DryRow, ...] | None:
     """Rows of the first replica's devices, host last; None where the binary gives no answer within its deadline."""
-    cards = ",".join(map(str, candidate.replica_cards[0]))
+    cards = ",".join(str(index) for index in candidate.replica_cards[0] if index >= 0)
     environment = {**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": cards}
     try:
         done = subprocess.run(
-            [str(binary), *arguments(candidate, model_path)],
+            [str(binary), *arguments(candidate, model_path, rpc_servers)],
             capture_output=True,
             text=True,
             timeout=_DEADLINE_S,

@@ -26,8 +26,19 @@ class ComputeLaw:
     token_bytes: int
     quantized_kv_kib: int
     quantized_kv_copy: bool
-    pipeline_copies: int
-    pipeline_hidden: int
+    pipeline_copies: int = 4  # GGML_SCHED_MAX_COPIES
+    # Hidden rows of a device among several, in all: without pipelining (some layers on the CPU) and with it.
+    # `all`: with logits of every token, as dry runs have it.
+    split_hidden: int = 2
+    split_logits_hidden: int = 1
+    pipeline_first_hidden: int = 16
+    pipeline_hidden: int = 7
+    pipeline_all_hidden: int = 11
+    pipeline_logits_hidden: int = 4
+    pipeline_all_logits_hidden: int = 7
+    host_hidden: int = 4
+    pipeline_host_hidden: int = 10
+    has_gaps: bool = False  # the allocator was seen to leave some between mask and feed-forward step
     verified: bool = True
 
 

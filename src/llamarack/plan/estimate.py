@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from llamarack.config import Group
 from llamarack.hardware.machine import Card, Machine
-from llamarack.plan import llamacpp, llamacpp_group, torch_group, vllm, vllm_group
-from llamarack.plan.calibration import Calibration
+from llamarack.plan import llamacpp_group, torch_group, vllm_group
+from llamarack.plan.calibration import Calibration, best_calibration
+from llamarack.plan.cpu_speed import predict_cpu
 from llamarack.plan.devices import claim, is_tight
+from llamarack.plan.nodes import node_of
 from llamarack.plan.record import Candidate, Load, Predicted
 from llamarack.plan.replica import ReplicaPlan
 from llamarack.plan.shape import ModelShape
-from llamarack.plan.speed import Placed, calibrated, predict
+from llamarack.plan.speed import Placed, calibrated, kv_element_bytes, predict
 from llamarack.plan.vllm_shard import stage_layers
 
 Replicas = tuple[tuple[Card, ...], ...]
@@ -97,6 +99,7 @@ def _candidate(
         kv_cache_bytes=shown.kv_cache_bytes,
         gpu_memory_fraction=shown.gpu_memory_fraction,
         kv_unified=limits.kv_unified,
+        gpu_layers=None if group.gpu_layers == "all" else group.gpu_layers,
         micro_batch_tokens=shown.micro_batch_tokens,
         model_path=str(spec.path),
         quantization=spec.quantization.label,
@@ -115,7 +118,13 @@ def _speed(setting: Setting, group: Group, replicas: Replicas, plans: list[Repli
     some stand idle.
     """
     unknown = Predicted(first_token_s=None, per_token_s=None, tokens_per_s=None)
-    if not all(replicas) or any(not plan.is_legal for plan in plans):
+    if any(not plan.is_legal for plan in plans):
+        return unknown
+    if not any(replicas):
+        return _speed_on_host(setting, group, plans)
+    if not all(replicas):
+        return unknown
+    if node_of(group).count > 1:  # the link between the machines is not known
         return unknown
     each: dict[tuple[object, ...], Predicted] = {}
     found = []
@@ -126,7 +135,7 @@ def _speed(setting: Setting, group: Group, replicas: Replicas, plans: list[Repli
                 engine=group.engine,
                 stages=_stages(setting.shape, group, cards, plan),
                 batch_tokens=plan.micro_batch_tokens or plan.batch_tokens,
-                kv_element_bytes=_kv_element_bytes(group.engine, plan.kv_dtype),
+                kv_element_bytes=kv_element_bytes(group.engine, plan.kv_dtype),
                 engine_version=setting.engine_version,
             )
             speed = predict(setting.shape, placed, setting.load, max(setting.load.concurrency / len(plans), 1.0))
@@ -144,17 +153,34 @@ def _speed(setting: Setting, group: Group, replicas: Replicas, plans: list[Repli
     )
 
 
-def _kv_element_bytes(engine: str, kv_dtype: str) -> float:
-    table = vllm.KV_ELEMENT_BYTES if engine == "vllm" else llamacpp.KV_ELEMENT_BYTES
-    return table.get(kv_dtype, 2.0)
+def _speed_on_host(setting: Setting, group: Group, plans: list[ReplicaPlan]) -> Predicted:
+    """All replicas share the host's cores and memory."""
+    if group.engine != "llamacpp":
+        return Predicted(first_token_s=None, per_token_s=None, tokens_per_s=None)
+    count = len(plans)
+    bandwidth = setting.machine.host.memory_bandwidth_bytes_per_s
+    one = predict_cpu(
+        setting.shape,
+        setting.load,
+        max(setting.load.concurrency / count, 1.0),
+        threads=_threads(group.limits.threads, setting.machine, count),
+        bandwidth_bytes_per_s=None if bandwidth is None else bandwidth / count,
+        kv_element_bytes=kv_element_bytes(group.engine, plans[0].kv_dtype),
+    )
+    if one.tokens_per_s is not None:
+        one = replace(one, tokens_per_s=one.tokens_per_s * min(count, setting.load.concurrency))
+    return calibrated(one, _calibration(setting, group.engine, ()))
 
 
 def _calibration(setting: Setting, engine: str, cards: tuple[Card, ...]) -> Calibration | None:
-    names = {card.name for card in cards}
-    for one in setting.calibrations:
-        if names == {one.card} and one.engine == engine and setting.engine_version in (None, one.engine_version):
-            return one
-    return None
+    names = sorted({card.name for card in cards}) or [setting.machine.host.processor or "processor"]
+    return best_calibration(
+        setting.calibrations,
+        card=" + ".join(names),
+        engine=engine,
+        engine_version=setting.engine_version,
+        decode_bytes=setting.shape.decode_bytes,
+    )
 
 
 def _stages(

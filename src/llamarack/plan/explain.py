@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from llamarack.model.spec import ModelSpec
 from llamarack.plan import llamacpp, vllm
+from llamarack.plan.devices import place_of
 from llamarack.plan.engine_data import llamacpp_law
 from llamarack.plan.record import CPU_INDEX, Candidate, CardPlan
 from llamarack.units import format_bytes
@@ -44,7 +45,8 @@ def _llamacpp(candidate: Candidate, spec: ModelSpec) -> Iterator[str]:
         f"compute: 2 x {settings.step_tokens} x {settings.stream_cells} cells of mask, and the largest of the "
         "feed-forward step, the logits and (quantised KV) a copy of one layer's KV"
     )
-    backend = "cpu" if candidate.cards[0].index == CPU_INDEX else "cuda"
+    first = candidate.cards[0].index
+    backend = "cpu" if first == CPU_INDEX else "rpc" if first < CPU_INDEX else "cuda"
     build = llamacpp_law(backend, None).build
     yield f"coefficients: dry runs and buffers of llama.cpp b{build} ({backend}), llamacpp.yaml"
     yield "upper end: logits of every token, as the engine's dry run assumes, and the context band's upper end"
@@ -81,5 +83,5 @@ def _sum(card: CardPlan) -> str:
         "context": terms.context_bytes,
     }
     parts = " + ".join(f"{name} {format_bytes(size)}" for name, size in named.items() if size)
-    where = "memory" if card.index == CPU_INDEX else f"card {card.index}"
+    where = place_of(card)
     return f"{where}: {parts} = {format_bytes(card.total_bytes)}, at most {format_bytes(card.total_high_bytes)}"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from llamarack.config import Group
 from llamarack.plan.devices import card_of
 from llamarack.plan.estimate import Setting, estimate, plan_replica
-from llamarack.plan.record import Candidate
+from llamarack.plan.record import CPU_INDEX, Candidate
 
 _MOST_SEQUENCES = 4096
 _MOST_CONTEXT = 1 << 20
@@ -25,7 +25,7 @@ def with_limits(setting: Setting, group: Group, candidate: Candidate) -> Candida
     if candidate.engine == "vllm":
         longest = candidate.max_context_tokens
         return replace(candidate, max_context_tokens=None if longest is None else min(longest, trained))
-    cards = tuple(card_of(setting.machine, card.index) for card in candidate.cards if card.index >= 0)
+    cards = tuple(card_of(setting.machine, card.index) for card in candidate.cards if card.index != CPU_INDEX)
 
     def fits(context_tokens: int, sequences: int) -> bool:
         limits = group.limits.model_copy(update={"context_tokens": context_tokens, "sequences": sequences})

@@ -95,9 +95,23 @@ def check_kv_dtype(shape: ModelShape, kv_dtype: str) -> str:
     return name
 
 
-def compute_bytes(
-    shape: ModelShape, settings: Settings, law: ComputeLaw, *, outputs: int, pipelined: bool = False
-) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one device stands among those that share a model by layers.
+
+    `is_alone`: it has them all; `is_pipelined`: the engine keeps copies of inputs so that devices work at once.
+    """
+
+    is_first: bool = True
+    is_last: bool = True
+    is_alone: bool = True
+    is_pipelined: bool = False
+
+
+ALONE = Place()
+
+
+def compute_bytes(shape: ModelShape, settings: Settings, law: ComputeLaw, *, outputs: int, place: Place = ALONE) -> int:
     """The compute buffer of one device.
 
     The mask (one 2-byte number per token and cell) plus the largest of: the feed-forward step, the logits, and with
@@ -105,21 +119,66 @@ def compute_bytes(
     """
     spec = shape.spec
     batch, cells, hidden = settings.step_tokens, settings.stream_cells, spec.hidden_size
-    feed_forward = 4 * batch * (3 * shape.feed_forward_size + law.feed_forward_hidden * hidden)
-    logits = 4 * outputs * spec.vocab_size + 4 * batch * law.logits_hidden * hidden
-    fixed = law.token_bytes * batch + (law.quantized_kv_kib * KIB if settings.kv_dtype in _QUANTIZED_KV else 0)
+    row = 4 * batch * hidden
+    wide = 4 * batch * 3 * shape.feed_forward_size
+    is_quantized = settings.kv_dtype in _QUANTIZED_KV
+    fixed = law.token_bytes * batch + (law.quantized_kv_kib * KIB if is_quantized else 0)
+    wants_all = outputs >= batch
+    rows, logit_rows = _hidden_rows(law, place, is_quantized=is_quantized, wants_all=wants_all)
+    feed_forward = wide + rows * row
+    wanted = 4 * outputs * (spec.vocab_size + (0 if place.is_alone else 2 * hidden))
+    logits = wanted + logit_rows * row if place.is_last else 0
     if not settings.flash_attention:
         attention = batch * cells * 4 * shape.query_heads + 4 * batch * (
             law.attention_hidden * hidden + 2 * shape.kv_heads * spec.head_size_k
         )
         return max(4 * batch * cells + attention, 10 * batch * cells + max(feed_forward, logits)) + fixed
     peaks = [feed_forward, logits]
-    if settings.kv_dtype in _QUANTIZED_KV and law.quantized_kv_copy:
-        copies = 2 * cells * shape.kv_heads * (spec.head_size_k + spec.head_size_v)
-        peaks.append(copies + 4 * batch * law.quantized_kv_hidden * hidden)
-    copies = law.pipeline_copies if pipelined else 1
-    inputs = 4 * batch * law.pipeline_hidden * hidden if pipelined else 0
-    return 2 * copies * batch * cells + max(peaks) + inputs + fixed
+    if is_quantized and law.quantized_kv_copy:
+        copy = 2 * cells * shape.kv_heads * (spec.head_size_k + spec.head_size_v)
+        peaks.append(copy + (law.quantized_kv_hidden + max(rows - law.feed_forward_hidden, 0)) * row)
+    mask = 2 * batch * cells * (law.pipeline_copies if place.is_pipelined else 1)
+    return mask + max(peaks) + fixed
+
+
+def _hidden_rows(law: ComputeLaw, place: Place, *, is_quantized: bool, wants_all: bool) -> tuple[int, int]:
+    """Activations of the hidden size that live at once, in the feed-forward step and at the logits.
+
+    `wants_all`: logits of every token, as in the dry run; a server wants those of each sequence's last token.
+    """
+    if place.is_alone:
+        return law.feed_forward_hidden, law.logits_hidden
+    if not place.is_pipelined:
+        return law.split_hidden + (wants_all and not place.is_first), law.split_logits_hidden
+    rows = law.pipeline_all_hidden if wants_all else law.pipeline_hidden
+    logit_rows = law.pipeline_all_logits_hidden if wants_all else law.pipeline_logits_hidden
+    if place.is_first:
+        logit_rows += law.pipeline_first_hidden - rows
+        rows = law.pipeline_first_hidden
+    # A quantised cache takes K and V at once, so one copy less waits; the last device keeps it where all are wanted.
+    return rows - (is_quantized and not (wants_all and place.is_last)), logit_rows
+
+
+def high_compute_bytes(shape: ModelShape, settings: Settings, law: ComputeLaw, place: Place = ALONE) -> int:
+    """The upper end: logits of every token, and the gaps that the engine's allocator was seen to leave."""
+    high = compute_bytes(shape, settings, law, outputs=settings.step_tokens, place=place)
+    if not law.has_gaps:
+        return high
+    spec, batch = shape.spec, settings.step_tokens
+    mask = 2 * batch * settings.stream_cells
+    row = 4 * batch * spec.hidden_size
+    gapped = max(
+        4 * batch * 4 * shape.feed_forward_size + 3 * row,
+        4 * batch * spec.vocab_size + (law.logits_hidden + 1) * row,
+    )
+    return max(high, mask + gapped + law.token_bytes * batch)
+
+
+def host_compute_bytes(shape: ModelShape, settings: Settings, law: ComputeLaw, *, is_pipelined: bool) -> int:
+    """What the host computes in beside devices that hold all layers: the inputs, with their copies."""
+    copies, rows = (law.pipeline_copies, law.pipeline_host_hidden) if is_pipelined else (1, law.host_hidden)
+    batch = settings.step_tokens
+    return 2 * copies * batch * settings.stream_cells + 4 * batch * rows * shape.spec.hidden_size
 
 
 def assign_layers(layers: int, shares: Sequence[float], gpu_layers: int | None = None) -> tuple[int, ...]:
@@ -146,34 +205,45 @@ def on_cpu(shape: ModelShape, settings: Settings, law: ComputeLaw) -> DeviceLoad
         weights_bytes=shape.cpu_bytes,
         kv_bytes=kv_bytes(shape, settings, range(spec.layers)),
         compute_bytes=output_rows + compute_bytes(shape, settings, law, outputs=settings.outputs),
-        compute_high_bytes=output_rows + compute_bytes(shape, settings, law, outputs=settings.step_tokens),
+        compute_high_bytes=output_rows + high_compute_bytes(shape, settings, law),
     )
 
 
 def on_cards(
-    shape: ModelShape, settings: Settings, law: ComputeLaw, shares: Sequence[float]
+    shape: ModelShape, settings: Settings, laws: Sequence[ComputeLaw], shares: Sequence[float]
 ) -> tuple[tuple[DeviceLoad, ...], int]:
     """What each card holds, in the order of `shares`, and what the host holds beside them, in bytes.
 
-    `none` puts everything on the one card; `tensor` cuts every layer, but each card keeps a whole compute buffer.
+    `laws`: of each card's backend. `none` puts everything on the one card; `tensor` cuts every layer, but each card
+    keeps a whole compute buffer.
     """
     if settings.split_mode == "tensor" and len(shares) > 1:
-        return _by_tensor(shape, settings, law, shares), shape.embedding_bytes
+        return _by_tensor(shape, settings, laws, shares), shape.embedding_bytes
     devices = _assigned(shape.spec.layers, tuple(shares), settings.gpu_layers)
     head, layers = devices[-1], devices[:-1]
-    pipelined = len(shares) > 1 and -1 not in devices
-    compute = compute_bytes(shape, settings, law, outputs=settings.outputs, pipelined=pipelined)
-    high = compute_bytes(shape, settings, law, outputs=settings.step_tokens, pipelined=pipelined)
+    used = sorted(set(devices) - {-1})
+    is_pipelined = len(shares) > 1 and -1 not in devices
     loads = []
-    for card in range(len(shares)):
+    for card, law in enumerate(laws):
         own = _span(layers, card)
-        before = shape.layers_before_padded_bytes
+        is_padded = law.backend == "cuda"
+        before = shape.layers_before_padded_bytes if is_padded else shape.layers_before_bytes
+        head_bytes = shape.head_padded_bytes if is_padded else shape.head_bytes
+        place = Place(
+            is_first=card in used[:1],
+            is_last=card == head,
+            is_alone=len(shares) == 1,
+            is_pipelined=is_pipelined,
+        )
+        computes = card in used
         loads.append(
             DeviceLoad(
-                weights_bytes=before[own.stop] - before[own.start] + (shape.head_padded_bytes if head == card else 0),
+                weights_bytes=before[own.stop] - before[own.start] + (head_bytes if head == card else 0),
                 kv_bytes=kv_bytes(shape, settings, own),
-                compute_bytes=compute,
-                compute_high_bytes=high,
+                compute_bytes=compute_bytes(shape, settings, law, outputs=settings.outputs, place=place)
+                if computes
+                else 0,
+                compute_high_bytes=high_compute_bytes(shape, settings, law, place) if computes else 0,
             )
         )
     left = _span(layers, -1)
@@ -193,7 +263,7 @@ def _span(devices: tuple[int, ...], device: int) -> range:
 
 
 def _by_tensor(
-    shape: ModelShape, settings: Settings, law: ComputeLaw, shares: Sequence[float]
+    shape: ModelShape, settings: Settings, laws: Sequence[ComputeLaw], shares: Sequence[float]
 ) -> tuple[DeviceLoad, ...]:
     """Heads and rows are cut in whole units, so a card can get up to one unit more than its share.
 
@@ -204,17 +274,15 @@ def _by_tensor(
     total = sum(shares)
     cut = shape.layers_before_padded_bytes[-1] + shape.head_padded_bytes
     kv = kv_bytes(shape, settings, range(spec.layers))
-    compute = compute_bytes(shape, settings, law, outputs=settings.outputs)
-    high = compute_bytes(shape, settings, law, outputs=settings.step_tokens)
     return tuple(
         DeviceLoad(
             weights_bytes=round(cut * share / total),
             kv_bytes=round(kv * units / groups),
-            compute_bytes=compute,
+            compute_bytes=compute_bytes(shape, settings, law, outputs=settings.outputs),
             # the engine rotates the odd unit over the layers: one layer's worth of it may be this card's
-            compute_high_bytes=high + round(cut / groups / spec.layers),
+            compute_high_bytes=high_compute_bytes(shape, settings, law) + round(cut / groups / spec.layers),
         )
-        for share, units in zip(shares, _whole_units(groups, shares), strict=True)
+        for law, share, units in zip(laws, shares, _whole_units(groups, shares), strict=True)
     )
 
 

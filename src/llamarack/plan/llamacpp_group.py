@@ -17,11 +17,14 @@ from llamarack.plan.engine_data import (
     llamacpp_law,
     llamacpp_unverified_bytes,
 )
-from llamarack.plan.llamacpp import DeviceLoad, Settings
+from llamarack.plan.llamacpp import DeviceLoad, Place, Settings
 from llamarack.plan.record import Terms
 from llamarack.plan.replica import ReplicaPlan
 from llamarack.plan.shape import ModelShape
 from llamarack.units import format_bytes
+
+# The hungriest place: what each device keeps free of layers when they are dealt by free memory.
+_IN_A_PIPELINE = Place(is_first=True, is_last=True, is_alone=False, is_pipelined=True)
 
 
 def settings_of(shape: ModelShape, group: Group) -> Settings:
@@ -55,6 +58,8 @@ def plan_replica(
     claimed: Mapping[int, int],
     engine_version: str | None,
 ) -> ReplicaPlan:
+    if group.rpc_servers and group.split_mode == "none":
+        cards = cards[group.main_gpu : group.main_gpu + 1] or cards
     forbidden = _forbidden(shape, group, cards)
     if forbidden:
         return _refused(group.limits, cards or [machine.host], claimed, forbidden)
@@ -74,26 +79,32 @@ def _on_cards(
     claimed: Mapping[int, int],
     build: int | None,
 ) -> ReplicaPlan:
-    law = llamacpp_law("cuda", build)
+    laws = [llamacpp_law(_backend(card), build) for card in cards]
     contexts = [
-        context_band("llamacpp.yaml", "cuda", card=card.name, driver=machine.driver_version, build=build or law.build)
-        for card in cards
+        context_band(
+            "llamacpp.yaml", law.backend, card=card.name, driver=machine.driver_version, build=build or law.build
+        )
+        for card, law in zip(cards, laws, strict=True)
     ]
-    shares, share_problem = _shares(shape, group, settings, law, contexts, cards, claimed)
+    shares, share_problem = _shares(shape, group, settings, laws, contexts, cards, claimed)
     problems = [share_problem] if share_problem else []
     shares = [round(share, 4) for share in shares]  # as it will be written
-    loads, host_bytes = llamacpp.on_cards(shape, settings, law, shares)
+    loads, host_bytes = llamacpp.on_cards(shape, settings, laws, shares)
     planned = tuple(
         device_plan(card, _terms(load, context), _high(load, context, law), claimed)
-        for card, load, context in zip(cards, loads, contexts, strict=True)
+        for card, load, context, law in zip(cards, loads, contexts, laws, strict=True)
     )
+    # Processors of this very computer behind RPC servers take of one memory, each as if it were alone.
+    on_host = sum(plan.total_high_bytes for card, plan in zip(cards, planned, strict=True) if card.is_host_memory)
     problems += [
-        problem for problem in (_host_shortage(machine, host_bytes, claimed), *map(shortage, planned)) if problem
+        problem
+        for problem in (_host_shortage(machine, host_bytes + on_host, claimed), *map(shortage, planned))
+        if problem
     ]
     return ReplicaPlan(
         cards=planned,
         problems=tuple(problems),
-        notes=_notes(shape, group, law, contexts),
+        notes=_notes(shape, group, cards, laws, contexts),
         kv_dtype=settings.kv_dtype,
         batch_tokens=settings.batch_tokens,
         micro_batch_tokens=settings.micro_batch_tokens,
@@ -102,11 +113,15 @@ def _on_cards(
     )
 
 
+def _backend(card: Card) -> str:
+    return "rpc" if card.rpc_server is not None else "cuda"
+
+
 def _host_shortage(machine: Machine, host_bytes: int, claimed: Mapping[int, int]) -> str | None:
     free = free_bytes(machine.host, claimed)
     if host_bytes <= free:
         return None
-    return f"the host keeps {format_bytes(host_bytes)} of the model, {format_bytes(free)} are available"
+    return f"the host's memory has to take {format_bytes(host_bytes)}, {format_bytes(free)} are available"
 
 
 def _on_cpu(
@@ -163,27 +178,30 @@ def _shares(
     shape: ModelShape,
     group: Group,
     settings: Settings,
-    law: ComputeLaw,
+    laws: Sequence[ComputeLaw],
     contexts: Sequence[Band],
     cards: Sequence[Card],
     claimed: Mapping[int, int],
 ) -> tuple[list[float], str | None]:
     """Share of the model per card, summing to 1. `auto`: equal in tensor mode, else by what is free for layers."""
-    remote = len(group.rpc_servers)
-    if isinstance(group.tensor_split, list):
+    if isinstance(group.tensor_split, list) and not (len(cards) == 1 and settings.split_mode == "none"):
         given = group.tensor_split
-        if len(given) == len(cards) + remote:
-            own = given[remote:]
-            total = sum(own)
-            return [share / total for share in own] if total else [1 / len(cards)] * len(cards), None
-        wanted = f"{remote} RPC devices and {len(cards)} cards" if remote else f"{len(cards)} cards"
+        total = sum(given)
+        if len(given) == len(cards) and total:
+            return [share / total for share in given], None
+        remote = sum(card.rpc_server is not None for card in cards)
+        wanted = f"{remote} RPC devices and {len(cards) - remote} cards" if remote else f"{len(cards)} cards"
         return [1 / len(cards)] * len(cards), f"tensor_split has {len(given)} shares for {wanted}"
     if len(cards) == 1 or settings.split_mode == "tensor":
         return [1 / len(cards)] * len(cards), None
-    fixed = llamacpp.compute_bytes(shape, settings, law, outputs=settings.step_tokens, pipelined=True)
     spare = [
-        max(free_bytes(card, claimed) - fixed - context.high_bytes, 0)
-        for card, context in zip(cards, contexts, strict=True)
+        max(
+            free_bytes(card, claimed)
+            - llamacpp.high_compute_bytes(shape, settings, law, _IN_A_PIPELINE)
+            - context.high_bytes,
+            0,
+        )
+        for card, context, law in zip(cards, contexts, laws, strict=True)
     ]
     total_spare = sum(spare)
     return [part / total_spare for part in spare] if total_spare else [1 / len(cards)] * len(cards), None
@@ -196,14 +214,20 @@ def _forbidden(shape: ModelShape, group: Group, cards: Sequence[Card]) -> list[s
     if len(cards) > 1 and any(card.mig_parent_uuid for card in cards):
         reasons.append("a process sees one MIG slice only: slices cannot share a replica")
     if len(cards) > 1 and group.split_mode == "none":
-        reasons.append(f"split_mode none uses one card, {len(cards)} are given")
-    if group.rpc_servers and group.tensor_split == "auto":
-        reasons.append("the memory of RPC devices is not known here: give tensor_split, RPC devices first")
+        beyond = f", main_gpu is {group.main_gpu}" if group.rpc_servers else ""
+        reasons.append(f"split_mode none uses one card, {len(cards)} are given{beyond}")
     return reasons
 
 
-def _notes(shape: ModelShape, group: Group, law: ComputeLaw, contexts: Sequence[Band]) -> tuple[str, ...]:
-    notes = list(_unverified(law))
+def _notes(
+    shape: ModelShape, group: Group, cards: Sequence[Card], laws: Sequence[ComputeLaw], contexts: Sequence[Band]
+) -> tuple[str, ...]:
+    notes = list(dict.fromkeys(note for law in laws for note in _unverified(law)))
+    if group.rpc_servers:
+        notes.append("RPC servers take orders from whoever reaches their port: keep it to this network")
+    busy = [card.rpc_server for card in cards if card.is_rpc_busy]
+    if busy:
+        notes.append(f"{', '.join(map(str, dict.fromkeys(busy)))}: busy with another client, memory as told before")
     if group.split_mode == "tensor" and len(contexts) > 1:
         notes.append("split_mode tensor is experimental in llama.cpp: measure it against layer before relying on it")
     if not all(context.measured for context in contexts):

@@ -8,9 +8,10 @@ from llamarack.config import Group, Limits
 from llamarack.hardware.machine import Card, Machine
 from llamarack.model.spec import ModelSpec
 from llamarack.plan.calibration import Calibration
-from llamarack.plan.devices import free_bytes, replica_cards
+from llamarack.plan.devices import free_bytes, remote_cards, replica_cards
 from llamarack.plan.estimate import Setting, estimate
 from llamarack.plan.limits import with_limits
+from llamarack.plan.nodes import node_of
 from llamarack.plan.ranking import Goal, Question, ranked_candidates
 from llamarack.plan.record import Candidate, Load, Plan
 from llamarack.plan.remarks import remarks
@@ -28,6 +29,7 @@ def plan_group(
     claimed_bytes: Mapping[int, int] | None = None,
     load: Load | None = None,
     is_kv_shared: bool = False,
+    calibrations: Sequence[Calibration] = (),
 ) -> Candidate:
     """What one group needs as configured; `fits` and `reasons` say whether this machine has it.
 
@@ -46,11 +48,14 @@ def plan_group(
         load=load or Load(context_tokens=limits.context_tokens, concurrency=limits.sequences * count),
         engine_version=engine_version,
         is_kv_shared=is_kv_shared,
+        calibrations=tuple(calibrations),
     )
+    remotes = remote_cards(machine, group)
     lists = group.gpu_lists()
     if lists is not None:
-        return with_limits(setting, group, estimate(setting, group, replica_cards(machine, lists[:count])))
-    options = _auto_cards(group, machine, count, setting.claimed)
+        hands = tuple(remotes + hand for hand in replica_cards(machine, lists[:count]))
+        return with_limits(setting, group, estimate(setting, group, hands))
+    options = [tuple(remotes + hand for hand in hands) for hands in _auto_cards(group, machine, count, setting.claimed)]
     tried = estimate(setting, group, options[0])
     for replicas in options[1:]:
         if tried.fits:
@@ -102,8 +107,10 @@ def plan_model(
 
 def group_of(candidate: Candidate, limits: Limits, *, gpus: list[int | str | list[int | str]] | None = None) -> Group:
     """A candidate as it would stand in a deployment file; `gpus`: other names for its cards."""
-    lists: list[int | str | list[int | str]] = [list(cards) for cards in candidate.replica_cards]
-    is_cpu = not any(candidate.replica_cards)
+    # RPC devices stand in the file by their servers.
+    local = [[index for index in cards if index >= 0] for cards in candidate.replica_cards]
+    lists: list[int | str | list[int | str]] = [list(cards) for cards in local]
+    is_cpu = not any(local)
     split = candidate.tensor_split if len(set(candidate.replica_splits)) == 1 else None  # a file has one for all
     return Group(
         engine=candidate.engine,  # type: ignore[arg-type]  # one of the config's engines by construction
@@ -137,7 +144,7 @@ def _auto_cards(
         ranked = sorted(machine.cards, key=lambda card: (-free_bytes(card, claimed), card.index))
         sizes = [1] if group.split_mode == "none" else list(range(1, len(ranked) + 1))
     else:
-        sizes = [group.tensor_parallel * group.pipeline_parallel]
+        sizes = [len(node_of(group).ranks)]
     options = [_dealt(ranked, size, count) for size in sizes if size * count <= len(ranked)]
     return options or [_dealt(ranked, min(sizes[0], len(ranked)), count)]
 

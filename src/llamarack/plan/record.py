@@ -98,6 +98,7 @@ class Candidate:
     gpu_memory_fraction: float | None = None  # vllm
     kv_unified: bool = False  # llamacpp
     micro_batch_tokens: int | None = None  # llamacpp n_ubatch
+    gpu_layers: int | None = None  # llamacpp: fewer than all, as the file asks
     model_path: str | None = None
     quantization: str | None = None  # `Q4_K_M`, `GPTQ-4bit-128g`
     host_bytes: int = 0  # of the model that stays in host memory beside the cards

@@ -8,7 +8,7 @@ from dataclasses import replace
 from llamarack.model.spec import ModelFormat, ModelSpec
 from llamarack.plan.catalogue import catalogue, machine_of
 from llamarack.plan.ranking import Question, ranked_candidates
-from llamarack.plan.record import Candidate
+from llamarack.plan.record import CPU_INDEX, Candidate
 from llamarack.plan.reference import Dimensions, gguf_spec, safetensors_spec
 from llamarack.plan.shape import ModelShape, shape_of
 from llamarack.plan.speed import lengths
@@ -35,7 +35,27 @@ def remarks(question: Question, ranked: tuple[Candidate, ...]) -> tuple[str, ...
         notes.append(f"the smallest single card that carries this load: {smallest}")
     if best.predicted.tokens_per_s is None:
         notes.append("no speed: bandwidth or arithmetic of this device is not known here")
-    return (*notes, *_copies_or_cuts(best, ranked), *_by_load(question))
+    return (*notes, *_faster_but_later(question, ranked), *_copies_or_cuts(best, ranked), *_by_load(question))
+
+
+def _faster_but_later(question: Question, ranked: tuple[Candidate, ...]) -> Iterator[str]:
+    """The fastest way that fits, where another one leads: a reader of the table asks why."""
+    best, fitting = ranked[0], [one for one in ranked if one.fits]
+    if question.goal == "latency":
+        fastest = min(fitting, key=lambda one: one.predicted.per_token_s or float("inf"))
+        is_faster = (fastest.predicted.per_token_s or 0.0) < (best.predicted.per_token_s or 0.0)
+    else:
+        fastest = max(fitting, key=lambda one: one.predicted.tokens_per_s or 0.0)
+        is_faster = (fastest.predicted.tokens_per_s or 0.0) > (best.predicted.tokens_per_s or 0.0)
+    if not is_faster:
+        return
+    if fastest.tight and not best.tight:
+        why = "under 1 GiB would stay free"
+    elif fastest.split_mode == "tensor" and best.split_mode != "tensor":
+        why = "llama.cpp calls its split by tensor experimental; `split_mode: tensor` chooses it"
+    else:
+        why = f"its {fastest.quantization} weights are coarser"
+    yield f"the fastest is {describe(fastest)}, but not first: {why}"
 
 
 def _copies_or_cuts(best: Candidate, ranked: tuple[Candidate, ...]) -> Iterator[str]:
@@ -137,8 +157,12 @@ def describe(candidate: Candidate) -> str:
         parts.append(f"PP {candidate.pipeline_parallel}")
     if candidate.split_mode and any(len(cards) > 1 for cards in candidate.replica_cards):
         parts.append(f"split by {candidate.split_mode}")
-    hands = [",".join(map(str, cards)) for cards in candidate.replica_cards if cards]
-    return ", ".join(parts) + (f" on cards {' | '.join(hands)}" if hands else " on the CPU")
+    remote = sum(index < CPU_INDEX for index in candidate.replica_cards[0]) if candidate.replica_cards else 0
+    hands = [",".join(str(index) for index in cards if index >= 0) for cards in candidate.replica_cards]
+    places = [f"on {remote} RPC device{'s' if remote > 1 else ''}"] if remote else []
+    if any(hands):
+        places.append(f"on cards {' | '.join(hand for hand in hands if hand)}")
+    return f"{', '.join(parts)} {' and '.join(places) or 'on the CPU'}"
 
 
 def _coarser(shape: ModelShape) -> Iterator[ModelSpec]:

@@ -14,7 +14,11 @@ from llamarack.plan.record import Candidate, Load, Plan
 
 
 def plan_deployment(
-    deployment: Deployment, machine: Machine, read: Callable[[Path], ModelSpec]
+    deployment: Deployment,
+    machine: Machine,
+    read: Callable[[Path], ModelSpec],
+    *,
+    build_of: Callable[[Group], str | None] = lambda _: None,
 ) -> tuple[tuple[Plan, ...], Deployment]:
     """One plan per group, and the file again with cards and sizes filled in.
 
@@ -30,7 +34,13 @@ def plan_deployment(
         for group in model.groups:
             path = model.path_of(group)
             candidate = plan_group(
-                read(path), group, machine, model_name=model.name, claimed_bytes=held, is_kv_shared=several
+                read(path),
+                group,
+                machine,
+                model_name=model.name,
+                engine_version=build_of(group),
+                claimed_bytes=held,
+                is_kv_shared=several,
             )
             for cards in candidate.replica_plans:
                 claim(held, cards)

@@ -7,11 +7,13 @@ arrive at once, and first-token time is the median one's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, hypot
 
-from llamarack.hardware.machine import Card
+from llamarack.hardware.machine import Card, Machine
+from llamarack.plan import llamacpp, vllm
 from llamarack.plan.calibration import Calibration
 from llamarack.plan.catalogue import find_card
 from llamarack.plan.engine_data import data_file, version_key
@@ -200,6 +202,37 @@ def _bandwidth(card: Card) -> float:
     value = card.memory_bandwidth_bytes_per_s or (known.memory_bandwidth_bytes_per_s if known else None)
     assert value is not None  # `_rates` was asked before
     return value
+
+
+def device_limits(machine: Machine, cards: Sequence[int | str]) -> tuple[float | None, float | None]:
+    """Bytes and fp16 operations per second of the slowest of these cards, by their data sheets; without cards those of
+    the host, whose arithmetic is not known.
+    """
+    if not cards:
+        return machine.host.memory_bandwidth_bytes_per_s, None
+    found = [card for card in machine.cards if card.uuid in cards or card.index in cards]
+    known = [(card, find_card(card.name)) for card in found]
+    bandwidths = [
+        card.memory_bandwidth_bytes_per_s or (kind.memory_bandwidth_bytes_per_s if kind else None)
+        for card, kind in known
+    ]
+    flops = [card.fp16_flops_per_s or (kind.fp16_flops_per_s if kind else None) for card, kind in known]
+    return _slowest(bandwidths), _slowest(flops)
+
+
+def _slowest(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return min(known) if known and len(known) == len(values) else None
+
+
+def kv_bytes_per_token(shape: ModelShape, engine: str, kv_dtype: str) -> float:
+    """Of one sequence, all layers."""
+    return shape.kv_elements_before[-1] * kv_element_bytes(engine, kv_dtype)
+
+
+def kv_element_bytes(engine: str, kv_dtype: str) -> float:
+    table = vllm.KV_ELEMENT_BYTES if engine == "vllm" else llamacpp.KV_ELEMENT_BYTES
+    return table.get(kv_dtype, 2.0)
 
 
 @cache

@@ -10,6 +10,7 @@ from llamarack.hardware.machine import Card, Host, Machine
 from llamarack.plan import vllm
 from llamarack.plan.devices import device_plan, free_bytes, shortage
 from llamarack.plan.engine_data import Band, context_band
+from llamarack.plan.nodes import Node, node_of
 from llamarack.plan.record import CardPlan, Terms
 from llamarack.plan.replica import ReplicaPlan
 from llamarack.plan.shape import ModelShape
@@ -40,10 +41,11 @@ def plan_replica(
         return _refused(group, machine, cards, claimed, forbidden)
     constants = vllm.constants_of(engine_version)
     settings = settings_of(group, cards)
-    devices: Sequence[Card | Host] = cards or [machine.host] * (group.tensor_parallel * group.pipeline_parallel)
+    node = node_of(group)
+    devices: Sequence[Card | Host] = cards or [machine.host] * len(node.ranks)
     if not cards:
         needed_sequences = max(needed_sequences, settings.sequences)  # no fraction fills up what is left of a host
-    loads = _ranks(shape, settings, constants)
+    loads = [_ranks(shape, settings, constants)[rank] for rank in node.ranks]
     contexts = [_context(device, machine, constants) for device in devices]
     needed = needed_sequences * vllm.blocks_needed(settings.context_tokens)
     fraction = _fraction(group, devices, contexts, claimed)
@@ -55,7 +57,7 @@ def plan_replica(
     return ReplicaPlan(
         cards=planned,
         problems=tuple(problem for problem in (kv_problem, *map(shortage, planned)) if problem),
-        notes=_notes(settings, constants, contexts, loads, planned, blocks),
+        notes=_notes(settings, constants, contexts, loads, planned, blocks) + _node_notes(node),
         kv_dtype=settings.kv_dtype,
         batch_tokens=settings.batch_tokens,
         kv_cache_bytes=blocks * page,
@@ -169,12 +171,24 @@ def _context(device: Card | Host, machine: Machine, constants: Constants) -> Ban
     return context_band("vllm.yaml", "cuda", card=device.name, driver=machine.driver_version, build=constants.version)
 
 
+def _node_notes(node: Node) -> tuple[str, ...]:
+    if node.count == 1:
+        return ()
+    first, last = node.ranks[0], node.ranks[-1]
+    here = f"rank {first}" if first == last else f"ranks {first} to {last}"
+    return (
+        f"{here} of {node.world} run on this machine; the other nodes are started by hand, and the poorest card of all "
+        "nodes sets the KV cache",
+    )
+
+
 def _forbidden(shape: ModelShape, group: Group, cards: Sequence[Card]) -> tuple[str, ...]:
     reasons = illegal_cut(shape.spec, group.tensor_parallel, group.pipeline_parallel)
-    ranks = group.tensor_parallel * group.pipeline_parallel
-    if cards and len(cards) != ranks:
-        reasons.append(f"tensor_parallel x pipeline_parallel is {ranks}, {len(cards)} cards are given")
-    if ranks > 1 and any(card.mig_parent_uuid for card in cards):
+    node = node_of(group)
+    if cards and len(cards) != len(node.ranks):
+        here = f", {len(node.ranks)} of them on each of {node.count} nodes" if node.count > 1 else ""
+        reasons.append(f"tensor_parallel x pipeline_parallel is {node.world}{here}, {len(cards)} cards are given")
+    if node.world > 1 and any(card.mig_parent_uuid for card in cards):
         reasons.append("MIG slices cannot reach each other: a slice never shares a group")
     for card in cards:
         if card.compute_capability is not None and card.compute_capability < _COMPUTE_CAPABILITY:

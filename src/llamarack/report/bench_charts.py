@@ -8,27 +8,66 @@ from itertools import pairwise
 from llamarack.measure.knee import KNEE_FRACTION, knee
 from llamarack.measure.metrics import NANO, per_token_s, request_times, tokens_in_window
 from llamarack.measure.point import PointResult, window_ns
+from llamarack.measure.rack import MemorySeries
 from llamarack.measure.record import Phase, RequestRecord
 from llamarack.measure.result import BenchResult
 from llamarack.report.bench_rows import load_name
 from llamarack.report.chart import Chart, Line, Point
-from llamarack.units import format_duration
+from llamarack.units import format_bytes, format_duration
 
 _MAX_DOTS = 2000  # per line; a report of a long run stays small enough to open
 _NUM_BINS = 60
 
 
-def bench_charts(result: BenchResult, records: Sequence[RequestRecord]) -> tuple[Chart, ...]:
+def bench_charts(result: BenchResult, records: Sequence[RequestRecord]) -> tuple[tuple[Chart, ...], tuple[Chart, ...]]:
+    """Those of the whole run, and the course of each level."""
     by_point: dict[int, list[RequestRecord]] = {}
     for record in records:
         by_point.setdefault(record.point, []).append(record)
     named = [(load_name(point), by_point.get(number, [])) for number, point in enumerate(result.points)]
-    return (
+    whole = (
         throughput(result.points),
         first_token(result.points),
         per_token_spread(named),
         pareto(result.points),
-        *(chart for name, kept in named for chart in course(name, kept)),
+        *memory(result.memory, _spans(named)),
+    )
+    return whole, tuple(chart for name, kept in named for chart in course(name, kept))
+
+
+def _seconds(stamps_ns: Sequence[int], start_ns: int) -> list[float]:
+    return [(at - start_ns) * NANO for at in stamps_ns]
+
+
+def _spans(named: Sequence[tuple[str, Sequence[RequestRecord]]]) -> list[tuple[int, str]]:
+    """When each level began, by its first measured request."""
+    windows = [(name, window_ns([record for record in kept if record.repeat == 0])) for name, kept in named]
+    return [(window[0], name) for name, window in windows if window is not None]
+
+
+def memory(series: Sequence[MemorySeries], levels: Sequence[tuple[int, str]]) -> tuple[Chart, ...]:
+    """Over the whole run, with the beginning of each level; cards with what they have."""
+    if not any(series):
+        return ()
+    start = min(each.at_monotonic_ns[0] for each in series)
+    lines = [
+        Line(
+            name=each.name,
+            points=tuple(zip(_seconds(each.at_monotonic_ns, start), map(float, each.used_bytes), strict=True)),
+            style="step",
+        )
+        for each in series
+    ]
+    return (
+        Chart(
+            title="Memory along the whole run",
+            x_label="seconds",
+            y_label="memory",
+            lines=tuple(lines),
+            format_y=lambda value: "0" if value == 0 else format_bytes(value),
+            marks=tuple(((at - start) * NANO, name.removesuffix(" at once")) for at, name in levels if at >= start),
+            y_is_bytes=True,
+        ),
     )
 
 
@@ -50,7 +89,11 @@ def _knee_mark(points: Sequence[PointResult]) -> tuple[tuple[float, str], ...]:
 
 
 def _time(seconds: float) -> str:
-    return "0" if seconds == 0 else format_duration(seconds)
+    """Short enough for an axis: `4 s`, `2.5 s`, `500 ms`."""
+    if seconds == 0:
+        return "0"
+    number, _, unit = format_duration(seconds).partition(" ")
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}".strip()
 
 
 def _hollow(points: Sequence[PointResult]) -> frozenset[int]:

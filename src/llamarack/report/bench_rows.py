@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from llamarack.measure.against_plan import Planned, PlannedRun
 from llamarack.measure.distribution import Interval, Summary
+from llamarack.measure.knee import KNEE_FRACTION, knee
 from llamarack.measure.point import PointResult
+from llamarack.measure.prediction import Compared
 from llamarack.measure.result import BenchResult
-from llamarack.units import format_count, format_duration, format_rate
+from llamarack.units import format_bytes, format_count, format_duration, format_rate
 
 UNKNOWN = "–"
 
@@ -21,6 +24,52 @@ class Table:
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """One figure that answers a question, for the top of a page."""
+
+    name: str
+    value: str
+    detail: str
+
+
+def headlines(result: BenchResult) -> tuple[Headline, ...]:
+    """Of the valid levels: the highest rate, where more load stops paying, what a user waits, the best goodput."""
+    valid = [point for point in result.points if point.valid and point.output_tokens_per_s is not None]
+    found = [
+        Headline(
+            name="valid levels",
+            value=f"{sum(point.valid for point in result.points)} of {len(result.points)}",
+            detail=f"{sum(point.failures for point in result.points)} of "
+            f"{format_count(sum(point.requests for point in result.points))} requests failed",
+        )
+    ]
+    if not valid:
+        return tuple(found)
+    best = max(valid, key=lambda point: point.output_tokens_per_s or 0.0)
+    rate = format_rate(best.output_tokens_per_s)
+    found.append(Headline(name="highest rate", value=rate, detail=f"at {load_name(best)}"))
+    knee_at = knee([_load(point) for point in valid], [point.output_tokens_per_s for point in valid])
+    at = valid[knee_at] if knee_at is not None else valid[0]
+    if knee_at is not None:
+        detail = f"{KNEE_FRACTION:.0%} of the highest rate; more load only waits longer"
+        found.append(Headline(name="knee", value=load_name(at), detail=detail))
+    wait = format_duration(_first_token(at).p50)
+    found.append(Headline(name="first token, p50", value=wait, detail=f"at {load_name(at)}"))
+    per_token = format_duration(at.metrics.per_token_s.p50)
+    found.append(Headline(name="per token, p50", value=per_token, detail=f"at {load_name(at)}"))
+    good = max(valid, key=lambda point: point.goodput_requests_per_s or 0.0)
+    if good.goodput is not None:
+        detail = f"{good.goodput.attainment_fraction:.0%} kept {result.workload.slo}, at {load_name(good)}"
+        value = format_rate(good.goodput.requests_per_s, "requests/s")
+        found.append(Headline(name="best goodput", value=value, detail=detail))
+    return tuple(found)
+
+
+def _load(point: PointResult) -> float:
+    return float(point.concurrency if point.concurrency is not None else point.rate_per_s or 0.0)
 
 
 def overview(result: BenchResult) -> Table:
@@ -124,6 +173,79 @@ def other_tools(point: PointResult) -> Table:
         ),
         note="Only the definitions are applied to this run's stamps; the tools' own load and client are not imitated.",
     )
+
+
+_PLAN_HEADERS = (
+    *("load", "first token plan", "measured", "error", "per token plan", "measured", "error"),
+    *("tokens/s plan", "measured", "error", "of bandwidth", "of arithmetic"),
+)
+
+
+def against_plan(result: BenchResult) -> Table | None:
+    """What the plan said beside what was measured, and the share of the hardware's limit; None: it said nothing."""
+    plan = result.plan
+    if plan is None:
+        return None
+    rows = [
+        _planned_row(point, planned)
+        for point, planned in zip(result.points, plan.points, strict=True)
+        if planned is not None and any(each.predicted is not None for each in planned.compared)
+    ]
+    if not rows:
+        return None
+    return Table(title="Against the plan", headers=_PLAN_HEADERS, rows=tuple(rows), note=_plan_note(plan))
+
+
+def _planned_row(point: PointResult, planned: Planned) -> tuple[str, ...]:
+    by_name = {each.name: each for each in planned.compared}
+    cells = [load_name(point)]
+    for name in ("first_token_s", "per_token_s", "tokens_per_s"):
+        cells += _compared_cells(by_name.get(name))
+    limit = planned.limit
+    return (*cells, _share(limit.memory_bandwidth_fraction), _share(limit.arithmetic_fraction))
+
+
+def _compared_cells(one: Compared | None) -> tuple[str, str, str]:
+    if one is None:
+        return UNKNOWN, UNKNOWN, UNKNOWN
+    values = (one.predicted, one.measured)
+    shown = [format_rate(v, "").strip() if one.name == "tokens_per_s" else format_duration(v) for v in values]
+    return shown[0], shown[1], UNKNOWN if one.error_fraction is None else f"{one.error_fraction:+.0%}"
+
+
+def _share(fraction: float | None) -> str:
+    return UNKNOWN if fraction is None else f"{fraction:.0%}" if fraction >= 0.1 else f"{fraction:.1%}"
+
+
+def _plan_note(plan: PlannedRun) -> str:
+    rate = plan.memory_bandwidth_bytes_per_s
+    limit = "whose memory bandwidth is not known (llamarack check measures a processor's)"
+    if rate is not None:
+        flop = "" if plan.flop_per_s is None else f" and {plan.flop_per_s / 1e12:,.0f} fp16 TFLOP/s"
+        limit = f"with {rate / 1e9:,.1f} GB/s{flop} each"
+    devices = f"{plan.devices} x {plan.device}" if plan.devices > 1 else plan.device
+    counted = any(planned.limit.is_counted_by_engine for planned in plan.points if planned is not None)
+    source = "The shares are the engine's own count. " if counted else ""
+    learnt = (
+        "No level was fit to learn from." if plan.lesson is None else "`llamarack plan` will go by what was learnt."
+    )
+    return (
+        f"{plan.engine} {plan.engine_version or ''} on {devices}, {limit}. Error: measured over predicted, less one. "
+        "The plan is that of a burst, so its first-token time holds the wait behind the others' prompts. "
+        f"{source}{learnt}"
+    )
+
+
+def memory(result: BenchResult) -> Table | None:
+    """What each card, or each replica on a processor, held during the run."""
+    if not result.memory:
+        return None
+    rows = []
+    for series in result.memory:
+        of = UNKNOWN if series.total_bytes is None else f"{max(series.used_bytes) / series.total_bytes:.0%}"
+        values = (series.used_bytes[0], max(series.used_bytes), series.used_bytes[-1])
+        rows.append((series.name, *map(format_bytes, values), of))
+    return Table(title="Memory", headers=("where", "first", "largest", "last", "of the card"), rows=tuple(rows))
 
 
 def setting(result: BenchResult) -> Table:

@@ -33,7 +33,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """`marks`: a vertical line at x with its text. `x_is_log`: for loads that double."""
+    """`marks`: a vertical line at x with its text. `x_is_log`: for loads that double. `y_is_bytes`: ticks at whole
+    binary units.
+    """
 
     title: str
     x_label: str
@@ -44,6 +46,7 @@ class Chart:
     format_x: Callable[[float], str] = "{:,g}".format
     format_y: Callable[[float], str] = "{:,g}".format
     marks: tuple[tuple[float, str], ...] = ()
+    y_is_bytes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +73,7 @@ def svg(chart: Chart) -> str:
         body = f'<text class="axis" x="{WIDTH / 2}" y="{HEIGHT / 2}" text-anchor="middle">nothing to show</text>'
     else:
         x, x_ticks = _x_scale(xs, chart)
-        y_ticks = nice_ticks(0.0, max(*ys, 1e-12))
+        y_ticks = byte_ticks(max(ys)) if chart.y_is_bytes else nice_ticks(0.0, max(*ys, 1e-12))
         legend, top = _legend(chart)
         y = _Scale(low=0.0, high=max(y_ticks[-1], max(ys)), start=HEIGHT - BOTTOM, end=top)
         body = _axes(chart, x, x_ticks, y, y_ticks) + _marks(chart, x, top)
@@ -89,6 +92,12 @@ def nice_ticks(low: float, high: float, about: int = 5) -> list[float]:
     step = next(factor * power for factor in (1, 2, 5, 10) if span / (factor * power) <= about)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(i * step, 12) for i in range(first, max(last, first + 1) + 1)]
+
+
+def byte_ticks(high: float) -> list[float]:
+    """Multiples of a power of two, from 0."""
+    step = 2.0 ** math.ceil(math.log2(max(high, 1.0) / 5))
+    return [step * i for i in range(math.ceil(high / step - 1e-9) + 1)]
 
 
 def _x_scale(xs: Sequence[float], chart: Chart) -> tuple[_Scale, list[float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llamarack.measure.result import BenchResult
-from llamarack.report.bench_rows import Table, detail, other_tools, overview, reasons, setting
+from llamarack.report.bench_rows import Table, against_plan, detail, memory, other_tools, overview, reasons, setting
 
 
 def bench_markdown(result: BenchResult) -> str:
@@ -11,12 +11,13 @@ def bench_markdown(result: BenchResult) -> str:
     parts = [f"# Benchmark of {_escape(result.target.model)}: {verdict}", ""]
     parts += [f"- {_escape(reason)}" for reason in reasons(result)]
     parts += [f"- note: {_escape(note)}" for note in result.notes]
-    tables = [overview(result), setting(result), *(detail(point) for point in result.points)]
+    beside = [table for table in (against_plan(result), memory(result)) if table is not None]
+    tables = [overview(result), *beside, setting(result), *(detail(point) for point in result.points)]
     tables += [other_tools(point) for point in result.points[-1:]]
-    return "\n".join(parts) + "\n\n" + "\n".join(_table(table) for table in tables)
+    return "\n".join(parts) + "\n\n" + "\n".join(table_markdown(table) for table in tables)
 
 
-def _table(table: Table) -> str:
+def table_markdown(table: Table) -> str:
     lines = [f"## {_escape(table.title)}", ""]
     lines += [_row(table.headers), _row(["---", *["---:"] * (len(table.headers) - 1)])]
     lines += [_row(row) for row in table.rows]

@@ -7,19 +7,29 @@ from rich.console import Console
 from rich.text import Text
 
 from llamarack.measure.result import BenchResult
-from llamarack.report.bench_rows import Table, overview, reasons
+from llamarack.report.bench_rows import Table, against_plan, overview, reasons
 
 _GAP = "  "
 
 
 def print_bench(result: BenchResult, console: Console) -> None:
-    lines = [*_lines(overview(result)), *(Text(f"note: {note}") for note in result.notes)]
+    planned = against_plan(result)
+    lines = table_lines(overview(result))
+    if planned is not None:
+        lines += [
+            Text(),
+            Text(planned.title, style="bold"),
+            *table_lines(planned),
+            Text(planned.note or "", style="dim"),
+            Text(),
+        ]
+    lines += [*(Text(f"note: {note}") for note in result.notes)]
     lines += [Text(reason, style="red") for reason in reasons(result)]
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False)
 
 
-def _lines(table: Table) -> list[Text]:
+def table_lines(table: Table) -> list[Text]:
     widths = [max(map(cell_len, column)) for column in zip(table.headers, *table.rows, strict=True)]
     lines = [Text(_row(table.headers, widths), style="bold")]
     for row in table.rows:

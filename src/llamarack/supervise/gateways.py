@@ -39,12 +39,14 @@ class Counts:
     table_version: int = 0
     in_flight: dict[str, int] = field(default_factory=dict)
     queued: dict[str, int] = field(default_factory=dict)
+    stuck: dict[str, int] = field(default_factory=dict)
     totals: dict[str, float] = field(default_factory=dict)
 
 
 class GatewayPool:
-    def __init__(self, settings: Gateway, paths: RackPaths, journal: Journal) -> None:
+    def __init__(self, settings: Gateway, stuck_request_s: float, paths: RackPaths, journal: Journal) -> None:
         self.settings = settings
+        self.stuck_request_s = stuck_request_s
         self.port = settings.port
         self.counts: dict[int, Counts] = {}
         self.traffic: dict[int, TrafficLog] = {}
@@ -91,7 +93,14 @@ class GatewayPool:
     async def serve_link(self, worker: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One worker's connection, until it ends: settings and table go out, counters come in."""
         self._links[worker] = writer
-        self._send(writer, {"settings": self.settings.model_dump(mode="json")})
+        self._send(
+            writer,
+            {
+                "settings": self.settings.model_dump(mode="json"),
+                "stuck_request_s": self.stuck_request_s,
+                "folder": str(self._paths.folder),
+            },
+        )
         if self._table is not None:
             self._send(writer, {"table": to_json(self._table)})
         try:
@@ -139,7 +148,7 @@ class GatewayPool:
         return counts is None or counts.table_version < version
 
     def _fingerprint(self) -> str:
-        return self.settings.model_dump_json()
+        return f"{self.settings.model_dump_json()} {self.stuck_request_s}"
 
     async def _take_back(self, remembered: Sequence[SavedGateway]) -> dict[int, KeptChild]:
         adopted: dict[int, KeptChild] = {}

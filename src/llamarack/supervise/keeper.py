@@ -31,23 +31,45 @@ PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LOG_CHUNK_BYTES = 65536
 _KILL_POLL_S = 0.02
+_OOM_LOOK_S = 1.0
+_OOM_NEAR_S = 10.0  # a large process takes seconds to be torn down
 
 
 def _die_with_keeper() -> None:
     _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _oom_kills() -> int | None:
-    """Times the host's OOM killer struck in this cgroup; None where that cannot be read (cgroup v1)."""
+def oom_counters(root: str = "/") -> list[str]:
+    """Files that count the host's OOM kills in this process's cgroup: v2's memory.events, v1's memory.oom_control. A
+    kill counts in its victim's group whosever limit was met; a container may see its own group as the mount's top."""
     try:
-        group = Path("/proc/self/cgroup").read_text().rsplit("::", 1)[1].strip()
-        for line in Path(f"/sys/fs/cgroup{group}/memory.events").read_text().splitlines():
-            name, count = line.split()
-            if name == "oom_kill":
-                return int(count)
-    except (OSError, IndexError, ValueError):
-        pass
-    return None
+        lines = Path(root, "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            mount, name = "sys/fs/cgroup", "memory.events"
+        elif "memory" in controllers.split(","):
+            mount, name = "sys/fs/cgroup/memory", "memory.oom_control"
+        else:
+            continue
+        own, top = Path(root, mount, group.lstrip("/"), name), Path(root, mount, name)
+        found += [str(path) for path in (own, top) if path.is_file()][:1]
+    return found
+
+
+def oom_kills(counters: list[str]) -> int | None:
+    """The sum over `counters`; it only matters whether it rises. None where none can be read."""
+    total = None
+    for path in counters:
+        with contextlib.suppress(OSError, ValueError):
+            for line in Path(path).read_text().splitlines():
+                name, _, count = line.partition(" ")
+                if name == "oom_kill":
+                    total = (total or 0) + int(count)
+    return total
 
 
 def start_ticks(pid: int) -> int | None:
@@ -122,7 +144,10 @@ class Keeper:
         self._stop_asked = False
         self._exit: dict[str, Any] | None = None
         self._released = False
-        self._oom_kills_before = _oom_kills()
+        self._oom_counters = oom_counters()
+        self._oom_kills = oom_kills(self._oom_counters)
+        self._oom_seen_at: float | None = None
+        self._oom_look_at = 0.0
         self._listener = self._listen(spec["control_socket"])
         self._wake = self._wake_on_signals()
         self._child = self._start()
@@ -286,21 +311,34 @@ class Keeper:
     def _report_exit(self, code: int) -> None:
         if self._child is not None and self._child.stdout is not None and not self._child.stdout.closed:
             self._read_output(self._child.stdout)
-        after = _oom_kills()
-        before = self._oom_kills_before
+        self._look_for_oom_kills()
+        struck = self._oom_seen_at is not None and time.monotonic() - self._oom_seen_at < _OOM_NEAR_S
         self._exit = {
             "event": "exit",
             "code": code if code >= 0 else None,
             "signal": -code if code < 0 else None,
-            "oom_killed": code == -signal.SIGKILL and before is not None and after is not None and after > before,
+            "oom_killed": struck and code == -signal.SIGKILL,
+            "oom_near": struck,  # a rank that was killed takes its parent down with an exit code
             "asked": self._stop_asked,
         }
         self._kill_at = None
         for connection in self._attached:
             self._send(connection, self._exit)
 
+    def _look_for_oom_kills(self) -> None:
+        """Often, since only a kill at about the time of the death is its cause: the group may hold others."""
+        counters = oom_counters()
+        count = oom_kills(counters)
+        is_same_group = counters == self._oom_counters  # a process can be moved to another
+        if is_same_group and count is not None and self._oom_kills is not None and count > self._oom_kills:
+            self._oom_seen_at = time.monotonic()
+        self._oom_counters, self._oom_kills = counters, count
+
     def _advance(self) -> None:
         now = time.monotonic()
+        if now >= self._oom_look_at:
+            self._oom_look_at = now + _OOM_LOOK_S
+            self._look_for_oom_kills()
         if self._kill_at is not None and now >= self._kill_at:
             self._signal_all(signal.SIGKILL)
         if not self._attached and now >= self._lease_from + self._spec["lease_s"]:

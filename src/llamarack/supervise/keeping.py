@@ -13,24 +13,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from llamarack.logs import log_max_bytes
 from llamarack.supervise import keeper
 
 # A keeper without a supervisor ends everything; with the grace this stays under the promised 30 s.
 LEASE_S = 18.0
 GRACE_S = 8.0
-LOG_MAX_BYTES = 16 * 1024**2
 _ATTACH_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildExit:
-    """How a kept process ended. `code` or `signal` is set; `asked`: it was told to stop."""
+    """How a kept process ended. `code` or `signal` is set; `asked`: it was told to stop; `oom_near`: the host's
+    out-of-memory killer struck in its cgroup just before."""
 
     code: int | None
     signal: int | None
     oom_killed: bool
     asked: bool
     keeper_lost: bool = False
+    oom_near: bool = False
 
     @property
     def words(self) -> str:
@@ -130,6 +132,7 @@ class KeptChild:
                 signal=number if isinstance(number, int) else None,
                 oom_killed=message["oom_killed"] is True,
                 asked=message["asked"] is True,
+                oom_near=message.get("oom_near") is True,
             )
             self.exited.set()
 
@@ -173,7 +176,7 @@ async def start_child(spec: ChildSpec) -> KeptChild:
         "argv": list(spec.argv),
         "env": environment,
         "log_path": str(spec.log_path),
-        "log_max_bytes": LOG_MAX_BYTES,
+        "log_max_bytes": log_max_bytes(),
         "control_socket": str(spec.control_socket),
         "lease_s": LEASE_S,
         "grace_s": GRACE_S,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,15 +27,23 @@ _DEADLINE_PER_GIB_S = 20.0
 _FORMAT_OF = {"llamacpp": ModelFormat.GGUF, "vllm": ModelFormat.SAFETENSORS, "transformers": ModelFormat.SAFETENSORS}
 
 
-def lay_out(deployment: Deployment, machine: Machine, specs: dict[Path, ModelSpec]) -> list[ReplicaSpec]:
+def lay_out(
+    deployment: Deployment,
+    machine: Machine,
+    specs: dict[Path, ModelSpec],
+    *,
+    build_of: Callable[[Group], str | None] = lambda _: None,
+) -> list[ReplicaSpec]:
     """All replicas, in file order. Raises ConfigError for a wrong pairing, DoesNotFit for a group without room.
 
-    `specs`: the read model of every path that the file names for a group.
+    `specs`: the read model of every path that the file names for a group; `build_of`: the version of a group's engine
+    where it is not the newest that the plan knows.
     """
     replicas: list[ReplicaSpec] = []
     held: dict[int, int] = {}  # bytes by card that earlier groups of the file take
     is_kv_shared = sum(len(model.groups) for model in deployment.models) > 1
     for model in deployment.models:
+        _require_fallbacks(model, specs)
         number = 0
         for group in model.groups:
             path = model.path_of(group)
@@ -42,7 +51,13 @@ def lay_out(deployment: Deployment, machine: Machine, specs: dict[Path, ModelSpe
             _require_pairing(model, group, spec)
             _require_legal_cut(model, group, spec)
             candidate = plan_group(
-                spec, group, machine, model_name=model.name, claimed_bytes=held, is_kv_shared=is_kv_shared
+                spec,
+                group,
+                machine,
+                model_name=model.name,
+                engine_version=build_of(group),
+                claimed_bytes=held,
+                is_kv_shared=is_kv_shared,
             )
             _require_fit(model, candidate)
             for index in range(group.replicas):
@@ -82,6 +97,54 @@ def _replica(
     )
 
 
+def plan_again(
+    was: ReplicaSpec,
+    group: Group,
+    path: Path,
+    machine: Machine,
+    spec: ModelSpec,
+    supervise: Supervise,
+    *,
+    claimed_bytes: dict[int, int],
+    is_kv_shared: bool,
+    build: str | None = None,
+) -> ReplicaSpec:
+    """One replica with other limits or another file, on the cards it has. Its identity stays that of the file.
+
+    `claimed_bytes`: what other replicas that do not run yet will take, by card index. Raises ConfigError for a wrong
+    pairing, DoesNotFit where this machine has no room for it now.
+    """
+    _require_pairing(was.model, group, spec)
+    _require_legal_cut(was.model, group, spec)
+    cards: list[int | str | list[int | str]] = [int(card) if card.isdigit() else card for card in was.card_uuids]
+    threads = group.limits.threads if group.limits.threads != "auto" else was.candidate.threads
+    alone = group.model_copy(
+        update={
+            "replicas": 1,
+            "gpus": cards,
+            "limits": group.limits.model_copy(update={"threads": threads or "auto"}),
+        }
+    )
+    candidate = plan_group(
+        spec,
+        alone,
+        machine,
+        model_name=was.model.name,
+        engine_version=build,
+        claimed_bytes=claimed_bytes,
+        is_kv_shared=is_kv_shared,
+    )
+    _require_fit(was.model, candidate)
+    return replace(
+        was,
+        group=group,
+        path=path,
+        candidate=candidate,
+        has_template=bool(was.model.chat_template or spec.chat_template),
+        start_deadline_s=start_deadline_s(supervise, spec.weights_bytes),
+    )
+
+
 def start_deadline_s(supervise: Supervise, weights_bytes: int) -> float:
     """5 min + 20 s per GiB of weights, unless the file says otherwise."""
     if supervise.start_deadline != "auto":
@@ -116,6 +179,26 @@ def _require_pairing(model: Model, group: Group, spec: ModelSpec) -> None:
             f"model `{model.name}`: engine `{group.engine}` reads {wanted} models, `{spec.path}` is {spec.format}",
             hint=f"engine: {right}",
         )
+
+
+def _require_fallbacks(model: Model, specs: dict[Path, ModelSpec]) -> None:
+    """Each must suit a group's engine and be smaller than what it stands in for; else it would be found at 3 a.m."""
+    for index, path in enumerate(model.fallbacks):
+        spec = specs[path]
+        suited = [group for group in model.groups if _FORMAT_OF[group.engine] is spec.format]
+        if not suited:
+            raise ConfigError(
+                f"model `{model.name}`: fallbacks[{index}]: `{path}` is {spec.format}, which no engine of this model "
+                "reads",
+                hint=f"name a {_FORMAT_OF[model.groups[0].engine]} model",
+            )
+        before = min(specs[model.path_of(group)].weights_bytes for group in suited)
+        if spec.weights_bytes >= before:
+            raise ConfigError(
+                f"model `{model.name}`: fallbacks[{index}]: `{path}` has {format_bytes(spec.weights_bytes)} of "
+                f"weights, not less than the {format_bytes(before)} that it should stand in for",
+                hint="name a coarser quantisation of the same model, such as Q4_K_M for Q8_0",
+            )
 
 
 def _require_legal_cut(model: Model, group: Group, spec: ModelSpec) -> None:

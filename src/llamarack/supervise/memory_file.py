@@ -10,8 +10,10 @@ from typing import Any
 
 import orjson
 
+from llamarack.config import Group
+from llamarack.supervise.degrade import Rung
 from llamarack.supervise.journal import Journal
-from llamarack.supervise.replica_record import Death, Remembered
+from llamarack.supervise.replica_record import Death, Degraded, Remembered
 from llamarack.supervise.state import State
 from llamarack.supervise.table import endpoint_from_json, endpoint_to_json
 
@@ -61,6 +63,7 @@ def write(path: Path, memory: Memory, journal: Journal) -> None:
                 "was_ready": each.memory.was_ready,
                 "restarts": each.memory.restarts,
                 "last_death": asdict(each.memory.last_death) if each.memory.last_death else None,
+                "degraded": _degraded_to_json(each.memory.degraded),
             }
             for each in memory.replicas
         ],
@@ -109,6 +112,7 @@ def _replica(value: dict[str, Any]) -> SavedReplica:
             was_ready=value["was_ready"],
             restarts=value["restarts"],
             last_death=_death(value["last_death"]),
+            degraded=_degraded(value.get("degraded")),
         ),
     )
 
@@ -117,3 +121,23 @@ def _death(value: dict[str, Any] | None) -> Death | None:
     if value is None:
         return None
     return Death(**{**value, "while_state": State(value["while_state"]), "log_tail": tuple(value["log_tail"])})
+
+
+def _degraded_to_json(degraded: Degraded | None) -> dict[str, Any] | None:
+    if degraded is None:
+        return None
+    return {
+        "rungs": [asdict(rung) for rung in degraded.rungs],
+        "group": degraded.group.model_dump(mode="json"),
+        "path": str(degraded.path),
+    }
+
+
+def _degraded(value: dict[str, Any] | None) -> Degraded | None:
+    if value is None:
+        return None
+    return Degraded(
+        rungs=tuple(Rung(**rung) for rung in value["rungs"]),
+        group=Group.model_validate(value["group"]),
+        path=Path(value["path"]),
+    )

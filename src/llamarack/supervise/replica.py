@@ -16,17 +16,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from llamarack.config import Group
 from llamarack.engine.adaptor import Diagnosis, Endpoint, LaunchContext
 from llamarack.engine.device_memory import TermCheck, term_checks
 from llamarack.errors import LlamarackError, NeverReady
+from llamarack.hardware.host import read_cgroup_limits, read_host
 from llamarack.hardware.loadlock import LoadLock
 from llamarack.paths import RackPaths, make_private
 from llamarack.supervise.card_share import held_bytes, require_shares
+from llamarack.supervise.degrade import OUT_OF_MEMORY, Rung, smaller_plans
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.keeping import GRACE_S, ChildExit, ChildSpec, KeptChild, start_child
-from llamarack.supervise.replica_record import Death, Remembered, ReplicaSpec
+from llamarack.supervise.replica_record import Death, Degraded, Remembered, ReplicaSpec
 from llamarack.supervise.state import Event, RestartPolicy, State, next_state
-from llamarack.units import format_duration
+from llamarack.units import format_bytes, format_duration
 
 T = TypeVar("T")
 _LOAD_LOCK_POLL_S = 0.1
@@ -60,6 +63,8 @@ class World(Protocol):
 
     async def card_free_bytes(self) -> Mapping[str, int | None]: ...
 
+    async def plan_again(self, replica: str, group: Group, path: Path) -> ReplicaSpec: ...
+
 
 class _Stop(Exception):
     """The replica was told to stop while it was doing something else."""
@@ -74,6 +79,8 @@ class _Died(Exception):
 class Replica:
     def __init__(self, spec: ReplicaSpec, world: World) -> None:
         self.spec = spec
+        self.asked_spec = spec  # as the file has it; `spec` is smaller after out of memory
+        self.rungs: tuple[Rung, ...] = ()  # what was lowered since, oldest first
         self.state = State.STOPPED
         self.endpoint: Endpoint | None = None
         self.child: KeptChild | None = None
@@ -96,6 +103,11 @@ class Replica:
         return self.spec.id
 
     @property
+    def degraded(self) -> Degraded | None:
+        """The smaller plan it runs with, None for the file's own."""
+        return Degraded(rungs=self.rungs, group=self.spec.group, path=self.spec.path) if self.rungs else None
+
+    @property
     def log_path(self) -> Path:
         return self._world.paths.log_of(self.id)
 
@@ -107,8 +119,9 @@ class Replica:
         self._asked_drain.set()
 
     def ask_start(self) -> None:
-        """Out of `failed`, with the deaths forgotten."""
+        """Out of `failed`, with the deaths forgotten and with the plan of the file."""
         self._deaths_monotonic_s.clear()
+        self.spec, self.rungs = self.asked_spec, ()
         self._asked_start.set()
 
     async def run(self, adopted: KeptChild | None = None, remembered: Remembered | None = None) -> None:
@@ -117,6 +130,7 @@ class Replica:
             if adopted is not None and remembered is not None:
                 self.child, self.endpoint = adopted, remembered.endpoint
                 self.restarts, self.last_death = remembered.restarts, remembered.last_death
+                await self._resume(remembered.degraded)
                 if await self._life(adopt_ready=remembered.was_ready):
                     return
             while not await self._life():
@@ -144,6 +158,8 @@ class Replica:
         except (_Died, NeverReady, LlamarackError, OSError, TimeoutError) as error:
             await self._bury(error)
             lock.release()
+            if await self._plan_smaller():
+                return False
             return await self._wait_for_retry()
         finally:
             lock.release()
@@ -166,7 +182,9 @@ class Replica:
         if free_before:
             self.card_held_bytes = held_bytes(free_before, await self._card_free_bytes())
             require_shares(self.spec.candidate.cards, self.card_held_bytes)
-        told = self.spec.adaptor.device_terms(read_tail(self.log_path, self._log_from_bytes))
+        log_lines = read_tail(self.log_path, self._log_from_bytes)
+        self.spec.adaptor.require_planned(self.spec.candidate, self.spec.group, log_lines)
+        told = self.spec.adaptor.device_terms(log_lines)
         self.memory_checks = term_checks(self.spec.candidate.cards, told)
         self.start_seconds = time.monotonic() - started
         self.ready_since_unix_s = time.time()
@@ -351,14 +369,13 @@ class Replica:
         if isinstance(error, _Died):
             exit = error.exit
             if exit.oom_killed:
-                return Diagnosis(
-                    cause="host_out_of_memory",
-                    message="killed by the host's out-of-memory killer",
-                    hint="give the host or the container more RAM, or lower limits.sequences; the card is not at fault",
-                )
+                return _host_out_of_memory("killed")
             if exit.signal is not None and exit.signal in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
                 return Diagnosis(cause="killed", message=f"{exit.words} from outside", hint=None)
-            return self.spec.adaptor.diagnose(exit.words, tail)
+            known = self.spec.adaptor.diagnose(exit.words, tail)
+            if exit.oom_near and known.cause in {"unrecognised", "rank_died", "collective_failed"}:
+                return _host_out_of_memory("a process of the engine was killed")
+            return known
         if isinstance(error, NeverReady):  # an engine may answer with an error before it ends
             known = self.spec.adaptor.diagnose("not ready", tail)
             if known.cause != "unrecognised":
@@ -367,18 +384,81 @@ class Replica:
         cause = error.code if isinstance(error, LlamarackError) else "unrecognised"
         return Diagnosis(cause=cause, message=str(error) or type(error).__name__, hint=hint)
 
+    async def _resume(self, degraded: Degraded | None) -> None:
+        """An engine that is taken back goes on with the plan it was started with."""
+        if degraded is not None:
+            with contextlib.suppress(LlamarackError):  # only the numbers shown are then the file's
+                self.spec = await self._world.plan_again(self.id, degraded.group, degraded.path)
+            self.rungs = degraded.rungs
+
+    async def _plan_smaller(self) -> bool:
+        """After out of memory: the next rung that this machine has room for. True: the next start has it."""
+        death = self.last_death
+        assert death is not None
+        if not self._is_short_of_memory(death.cause) or self.spec.model.on_out_of_memory == "fail":
+            return False
+        tried = smaller_plans(
+            self.spec.group,
+            self.spec.path,
+            self.spec.candidate,
+            taken=self.rungs,
+            fallbacks=[
+                path for path in self.spec.model.fallbacks if path.is_dir() == self.asked_spec.path.is_dir()
+            ],  # of the format that this engine reads
+            cause=death.cause,
+        )
+        for smaller in tried:
+            words = smaller.rung.words
+            try:
+                spec = await self._world.plan_again(self.id, smaller.group, smaller.path)
+            except (LlamarackError, OSError) as error:
+                self._world.journal.warn("degrade_skipped", f"{words} is passed over: {error}", replica=self.id)
+                continue
+            self.spec, self.rungs = spec, (*self.rungs, smaller.rung)
+            self.restarts += 1
+            self._world.journal.warn(
+                "degraded",
+                f"out of memory: {words}; starts again with the smaller plan",
+                replica=self.id,
+                hint="the deployment file stays as it is; llamarack plan FILE shows what fits",
+                setting=smaller.rung.setting,
+                was=smaller.rung.was,
+                becomes=smaller.rung.becomes,
+                planned_bytes=sum(card.total_bytes for card in spec.candidate.cards),
+            )
+            self._step(Event.RETRY)
+            return True
+        return False
+
+    def _is_short_of_memory(self, cause: str) -> bool:
+        """Where the model lives in the host's memory, that is the memory a smaller plan saves."""
+        return cause in OUT_OF_MEMORY or (cause == "host_out_of_memory" and not self.spec.card_uuids)
+
+    def _why_given_up(self) -> str | None:
+        """In words, where the next start would end the same way."""
+        if self.last_death is None:
+            return None
+        cause = self.last_death.cause
+        if cause == "host_out_of_memory" and self.spec.card_uuids:
+            return None  # whoever took the RAM may give it back
+        if self._is_short_of_memory(cause):
+            if self.spec.model.on_out_of_memory == "fail":
+                return "out of memory, and on_out_of_memory is fail"
+            return "out of memory, and no smaller plan is left"
+        return "the next start would end the same way" if cause in _HOPELESS else None
+
     async def _wait_for_retry(self) -> bool:
         """True: asked to stop meanwhile."""
         policy = self._world.restarts
         wait_s = policy.wait_s(self._deaths_monotonic_s, time.monotonic())
-        hopeless = self.last_death is not None and self.last_death.cause in _HOPELESS
+        hopeless = self._why_given_up()
         if hopeless or wait_s is None:
             wait_s = None
             self._step(Event.GIVE_UP)
             times = f"died {len(self._deaths_monotonic_s)} times within {format_duration(policy.window_s)}"
             self._world.journal.error(
                 "failed",
-                f"{'the next start would end the same way' if hopeless else times}; not started again",
+                f"{hopeless or times}; not started again",
                 replica=self.id,
                 hint="llamarack reload starts it again once the cause is gone",
             )
@@ -401,6 +481,22 @@ class Replica:
         self.changed.set()
         self.changed = asyncio.Event()
         self._world.changed()
+
+
+def _host_out_of_memory(who: str) -> Diagnosis:
+    return Diagnosis(
+        cause="host_out_of_memory",
+        message=f"{who} by the host's out-of-memory killer: {_memory_in_words()}",
+        hint="give the host or the container more RAM, or lower limits.sequences; the card is not at fault",
+    )
+
+
+def _memory_in_words() -> str:
+    """What ran out: the container's limit where it is the tighter one, else the RAM."""
+    host, limit = read_host(), read_cgroup_limits().memory_bytes
+    if limit is not None and limit <= host.memory_total_bytes:
+        return f"the cgroup's limit of {format_bytes(limit)} is used up"
+    return f"the RAM of {format_bytes(host.memory_total_bytes)} is used up"
 
 
 def read_tail(path: Path, since_bytes: int = 0) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from llamarack.config import Group, Model
 from llamarack.engine.adaptor import Adaptor, Endpoint
 from llamarack.plan.record import Candidate
+from llamarack.supervise.degrade import Rung
 from llamarack.supervise.state import State
 
 
@@ -49,3 +50,13 @@ class Remembered:
     was_ready: bool
     restarts: int = 0
     last_death: Death | None = None
+    degraded: Degraded | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degraded:
+    """The smaller plan that a replica runs with after out of memory, and the rungs that led to it."""
+
+    rungs: tuple[Rung, ...]
+    group: Group
+    path: Path

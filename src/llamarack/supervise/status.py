@@ -27,6 +27,7 @@ def status_record(supervisor: Supervisor) -> dict[str, Any]:
         "time_unix_s": time.time(),
         "started_unix_s": supervisor.started_unix_s,
         "draining": supervisor.draining,
+        "deployment_sha256": supervisor.deployment_sha256,
         "models": [
             {
                 "name": name,
@@ -72,6 +73,7 @@ def _gateway(supervisor: Supervisor) -> dict[str, Any]:
 
 def _replica(supervisor: Supervisor, replica: Replica) -> dict[str, Any]:
     running = sum(counts.in_flight.get(replica.id, 0) for counts in supervisor.gateways.counts.values())
+    stuck = sum(counts.stuck.get(replica.id, 0) for counts in supervisor.gateways.counts.values())
     candidate = replica.spec.candidate
     pid = replica.child.pid if replica.child and replica.child.exit is None else None
     pids = _family(pid)
@@ -100,6 +102,8 @@ def _replica(supervisor: Supervisor, replica: Replica) -> dict[str, Any]:
         "waiting": None,
         "slots_total": candidate.sequences,
         "slots_idle": max(0, candidate.sequences - running),
+        "slots_busy": running - stuck,
+        "slots_stuck": stuck,
         "context_tokens": candidate.context_tokens,
         "predicted": {
             "total_bytes": sum(card.total_bytes for card in candidate.cards),
@@ -111,8 +115,24 @@ def _replica(supervisor: Supervisor, replica: Replica) -> dict[str, Any]:
             "card_held_bytes": replica.card_held_bytes,
             "terms": [asdict(check) for check in replica.memory_checks],
         },
-        "degraded_from": None,
+        "degraded_from": _degraded_from(replica),
         "log": str(replica.log_path),
+    }
+
+
+def _degraded_from(replica: Replica) -> dict[str, Any] | None:
+    """The plan that the file asks for, where a smaller one runs after out of memory."""
+    if not replica.rungs:
+        return None
+    asked = replica.asked_spec
+    return {
+        "path": str(asked.path),
+        "context_tokens": asked.candidate.context_tokens,
+        "sequences": asked.candidate.sequences,
+        "batch_tokens": asked.candidate.batch_tokens,
+        "gpu_memory_fraction": asked.candidate.gpu_memory_fraction,
+        "total_bytes": sum(card.total_bytes for card in asked.candidate.cards),
+        "steps": [asdict(rung) for rung in replica.rungs],
     }
 
 

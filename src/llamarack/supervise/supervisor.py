@@ -13,16 +13,22 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from llamarack.config import Deployment
+from llamarack.config import Deployment, Group
+from llamarack.engine.builds import build_of, with_rpc_devices
 from llamarack.errors import EngineError, UsageError
 from llamarack.hardware.detect import detect_machine
+from llamarack.model.read import read_model
 from llamarack.paths import RackPaths, make_private
+from llamarack.plan.devices import claim
 from llamarack.supervise import memory_file
+from llamarack.supervise.effective import deployment_sha256
 from llamarack.supervise.gateways import GatewayPool
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.keeping import KeptChild, attach_child
+from llamarack.supervise.layout import plan_again
 from llamarack.supervise.replica import Replica
 from llamarack.supervise.replica_record import Remembered, ReplicaSpec
+from llamarack.supervise.slot_watch import SlotWatch
 from llamarack.supervise.state import RestartPolicy, State
 from llamarack.supervise.table import ModelRow, ReplicaRow, Table
 
@@ -82,27 +88,71 @@ def lock_holder(paths: RackPaths) -> int | None:
         return None
 
 
+Planner = Callable[[Deployment, ReplicaSpec, Group, Path, Sequence[ReplicaSpec]], ReplicaSpec]
+
+
+def plan_on_this_machine(
+    deployment: Deployment, was: ReplicaSpec, group: Group, path: Path, waiting: Sequence[ReplicaSpec]
+) -> ReplicaSpec:
+    """`waiting`: replicas that do not run at the moment and will take their share again."""
+    machine = with_rpc_devices(detect_machine(), [group])
+    claimed: dict[int, int] = {}
+    for each in waiting:
+        claim(claimed, each.candidate.cards, each.candidate.host_bytes)
+    return plan_again(
+        was,
+        group,
+        path,
+        machine,
+        read_model(path),
+        deployment.supervise,
+        build=build_of(group, machine),
+        claimed_bytes=claimed,
+        is_kv_shared=sum(len(model.groups) for model in deployment.models) > 1,
+    )
+
+
 class Supervisor:
     """`start()`, then `run()` until `ask_stop()`; `table()` and `replicas` are for reading."""
 
-    def __init__(self, deployment: Deployment, specs: Sequence[ReplicaSpec], paths: RackPaths) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        specs: Sequence[ReplicaSpec],
+        paths: RackPaths,
+        *,
+        planner: Planner | None = None,
+    ) -> None:
         self.deployment = deployment
         self.paths = paths
+        self._planner = planner or plan_on_this_machine
         self.journal = Journal(paths.events)
         self.restarts = RestartPolicy(
             max_restarts=deployment.supervise.restarts.max, window_s=deployment.supervise.restarts.window_s
         )
         self.drain_s = deployment.supervise.drain_s
         self.replicas = [Replica(spec, self) for spec in specs]
-        self.gateways = GatewayPool(deployment.gateway, paths, self.journal)
+        self.gateways = GatewayPool(deployment.gateway, deployment.supervise.stuck_request_s, paths, self.journal)
         self.started_unix_s = time.time()
         self.draining = False
         self._lock = RackLock(paths.lock)
         self._version = 0
         self._tasks: list[asyncio.Task[None]] = []
+        self._slot_watch: asyncio.Task[None] | None = None
         self._asked_stop = asyncio.Event()
         self._insisted = asyncio.Event()
-        self._on_change: list[Callable[[], None]] = []
+        self.on_change: list[Callable[[], None]] = []  # called after every change of the table
+        self._hashed: tuple[Deployment, str | None] | None = None
+
+    @property
+    def deployment_sha256(self) -> str | None:
+        """Of what runs, so that `status` can tell whether it was proved; None where a model file is gone."""
+        if self._hashed is None or self._hashed[0] is not self.deployment:
+            try:
+                self._hashed = (self.deployment, deployment_sha256(self.deployment))
+            except OSError:
+                self._hashed = (self.deployment, None)
+        return self._hashed[1]
 
     # -- what replicas need (replica.World) ---------------------------------------------------------------------
 
@@ -111,7 +161,7 @@ class Supervisor:
         self._version += 1
         self.gateways.publish(self.table())
         self._remember()
-        for callback in self._on_change:
+        for callback in self.on_change:
             callback()
 
     async def drained(self, replica: str, timeout_s: float) -> bool:
@@ -120,6 +170,13 @@ class Supervisor:
     async def card_free_bytes(self) -> Mapping[str, int | None]:
         machine = await asyncio.to_thread(detect_machine)
         return {card.uuid: card.memory_free_bytes for card in machine.cards if card.uuid is not None}
+
+    async def plan_again(self, replica: str, group: Group, path: Path) -> ReplicaSpec:
+        """The replica with other limits or another file, as this machine has room for it now. Raises ConfigError,
+        ModelError, HardwareError, DoesNotFit."""
+        was = next(each for each in self.replicas if each.id == replica)
+        waiting = [each.spec for each in self.replicas if each is not was and each.child is None]
+        return await asyncio.to_thread(self._planner, self.deployment, was.asked_spec, group, path, waiting)
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -145,6 +202,9 @@ class Supervisor:
             child, memory = adopted.get(replica.id, (None, None))
             self._tasks.append(asyncio.create_task(replica.run(child, memory), name=f"replica {replica.id}"))
         await self.gateways.start()
+        least = self.deployment.supervise.slots_idle_min
+        if least:
+            self._slot_watch = asyncio.create_task(SlotWatch(least, self.journal, self._idle_slots).run())
         self.changed()
 
     async def run(self) -> None:
@@ -216,6 +276,7 @@ class Supervisor:
                     endpoint=replica.endpoint,
                     slots=replica.spec.candidate.sequences,
                     context_tokens=replica.spec.candidate.context_tokens,
+                    kv_tokens=replica.spec.candidate.context_tokens if replica.spec.candidate.kv_unified else None,
                 )
                 for replica in self.replicas
             ),
@@ -262,6 +323,7 @@ class Supervisor:
                             was_ready=replica.state is State.READY,
                             restarts=replica.restarts,
                             last_death=replica.last_death,
+                            degraded=replica.degraded,
                         ),
                     )
                     for replica in self.replicas
@@ -294,7 +356,19 @@ class Supervisor:
             f"no replica became ready: {death.message}\nlast lines of {first.log_path}:\n{tail}", hint=death.hint
         )
 
+    def _idle_slots(self) -> dict[str, int]:
+        """By model, of its ready replicas; a model without one has other events."""
+        idle: dict[str, int] = {}
+        for replica in self.replicas:
+            if replica.state is State.READY:
+                taken = sum(counts.in_flight.get(replica.id, 0) for counts in self.gateways.counts.values())
+                free = max(0, replica.spec.candidate.sequences - taken)
+                idle[replica.spec.model.name] = idle.get(replica.spec.model.name, 0) + free
+        return idle
+
     async def _shut_down(self) -> None:
+        if self._slot_watch is not None:
+            self._slot_watch.cancel()
         self.draining = True
         self.changed()
         if not await self.gateways.drained(None, self._version, min(_QUIET_S, self.drain_s)):

@@ -13,7 +13,8 @@ from llamarack.supervise.state import State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaRow:
-    """One replica. `slots`: sequences it takes at once; `context_tokens`: of one sequence."""
+    """One replica. `slots`: sequences it takes at once; `context_tokens`: of one sequence. `kv_tokens`: of a KV cache
+    that its sequences share, where the plan knows it; None: each has its own, or the engine tells."""
 
     id: str
     model: str
@@ -22,6 +23,7 @@ class ReplicaRow:
     endpoint: Endpoint | None
     slots: int
     context_tokens: int
+    kv_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,7 @@ def to_json(table: Table) -> dict[str, Any]:
                 "endpoint": endpoint_to_json(row.endpoint),
                 "slots": row.slots,
                 "context_tokens": row.context_tokens,
+                "kv_tokens": row.kv_tokens,
             }
             for row in table.replicas
         ],

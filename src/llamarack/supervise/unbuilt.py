@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from llamarack.config import Deployment, Gateway, Supervise
+from llamarack.config import Deployment, Supervise
 
 
 def unbuilt_settings(deployment: Deployment) -> list[str]:
     """One sentence for each such setting that differs from its default."""
-    told = [
-        f"models[{index}].fallbacks is not acted on yet: a model that runs out of memory is restarted as it is"
-        for index, model in enumerate(deployment.models)
-        if model.fallbacks
-    ]
-    if deployment.gateway.routing != Gateway().routing:
-        told.append(f"gateway.routing: {deployment.gateway.routing} is not built yet; least_loaded is used")
     defaults = Supervise()
-    told += [
+    return [
         f"supervise.{name} is not acted on yet"
-        for name in ("sample_s", "slots_idle_min", "stuck_request_s", "webhook")
+        for name in ("sample_s", "webhook")
         if getattr(deployment.supervise, name) != getattr(defaults, name)
     ]
-    return told

@@ -1,0 +1,123 @@
+"""What a command was told to measure, opened: a URL, a deployment file, a model file, or a saved run.
+
+A file whose rack runs is asked where it runs; any other is started for this command and stopped after it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from llamarack.cli.bench import read_key
+from llamarack.cli.serve import load_target, rack_name
+from llamarack.cli.started_rack import started_rack
+from llamarack.config import Deployment, Group, Model
+from llamarack.engine.installed import engine_for
+from llamarack.errors import LlamarackError, NothingRunning, UsageError
+from llamarack.hardware.detect import detect_machine
+from llamarack.judge.collection import CANDIDATE_NAME, REFERENCE_NAME
+from llamarack.judge.facts import Facts, facts_of
+from llamarack.measure.target import Target, parse_target
+from llamarack.paths import rack_paths
+from llamarack.supervise.admin import ask
+from llamarack.supervise.effective import deployment_sha256
+from llamarack.supervise.journal import Entry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSide:
+    """`is_ours`: started here, so it may be started again. `slots`: sequences at once; None: not known."""
+
+    target: Target
+    model: str | None
+    facts: Facts
+    slots: int | None
+    is_ours: bool
+
+
+def is_saved_run(name: str) -> bool:
+    path = Path(name)
+    return path.suffix == ".json" or any((path / file).exists() for file in (REFERENCE_NAME, CANDIDATE_NAME))
+
+
+def deployment_of(name: str) -> Deployment | None:
+    """None for a URL. Raises UsageError for what is neither URL nor file; ConfigError, ModelError."""
+    if "://" in name:
+        return None
+    if not Path(name).exists():
+        raise UsageError(
+            f"`{name}` is neither a URL nor a file", hint="a URL, a deployment file, a model, or a saved run"
+        )
+    return load_target(Path(name), host=None, port=None)
+
+
+@asynccontextmanager
+async def open_side(
+    name: str, *, model: str | None, key_file: Path | None, on_entry: Callable[[Entry], None]
+) -> AsyncIterator[OpenSide]:
+    """Raises what `serve` would, or UsageError."""
+    deployment = deployment_of(name)
+    if deployment is None:
+        target = parse_target(name, api_key=read_key(key_file))
+        yield OpenSide(target=target, model=model, facts=Facts(), slots=None, is_ours=False)
+        return
+    served = _chosen(deployment, model)
+    facts = read_facts(deployment, served)
+    slots = min(group.limits.sequences for group in served.groups)
+    running = await _running_url(Path(name), deployment)
+    if running is not None:
+        target = parse_target(running, api_key=read_key(key_file))
+        yield OpenSide(target=target, model=served.name, facts=facts, slots=slots, is_ours=False)
+        return
+    only = deployment.model_copy(update={"models": [served]})
+    async with started_rack(only, on_entry=on_entry) as rack:
+        target = parse_target(rack.base_url, api_key=rack.api_key)
+        yield OpenSide(target=target, model=served.name, facts=facts, slots=slots, is_ours=True)
+
+
+def read_facts(deployment: Deployment, served: Model) -> Facts:
+    return facts_of(deployment, served, detect_machine(), engine_version=engine_version(served.groups[0]))
+
+
+def engine_version(group: Group) -> str | None:
+    """None where it cannot be told without starting the engine."""
+    try:
+        if group.engine == "llamacpp":
+            return None if group.engine_binary else importlib.metadata.version("xllamacpp")
+        return engine_for(group, on_cards=False).version
+    except (LlamarackError, importlib.metadata.PackageNotFoundError):
+        return None
+
+
+def _chosen(deployment: Deployment, model: str | None) -> Model:
+    names = [one.name for one in deployment.models]
+    if model is None and len(names) > 1:
+        raise UsageError(f"the file has {len(names)} models: {', '.join(names)}", hint=f"--model {names[0]}")
+    if model is not None and model not in names:
+        raise UsageError(
+            f"`--model {model}` is not in the file; there are: {', '.join(names)}", hint=f"--model {names[0]}"
+        )
+    return next(one for one in deployment.models if model in (None, one.name))
+
+
+async def _running_url(path: Path, deployment: Deployment) -> str | None:
+    """Of the rack that was started from this file; None where none runs.
+
+    Raises UsageError where it runs with other settings: what is measured must be what the file says.
+    """
+    if path.suffix not in {".yaml", ".yml"}:
+        return None
+    try:
+        record = await ask(rack_paths(rack_name(path)), {"op": "status"})
+    except NothingRunning:
+        return None
+    if record.get("deployment_sha256") not in (None, deployment_sha256(deployment)):
+        raise UsageError(
+            f"the rack of `{path}` runs with other settings than the file has now",
+            hint=f"llamarack stop --rack {record['rack']}: then it is started from the file for this command",
+        )
+    gateway = record["gateway"]
+    return f"{'https' if gateway['tls'] else 'http'}://{gateway['host']}:{gateway['port']}"

@@ -1,0 +1,77 @@
+"""Whether a replica has room for one more. Pure.
+
+llama.cpp: a slot is the reservation. Where sequences share one pool of KV cache (vLLM, llama.cpp with `kv_unified`)
+the tokens that the running requests will hold must fit the pool too. What they will hold is a guess: the pool's limit
+is moved by what the engine shows, up while it has room that nobody uses, down when it had to preempt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from llamarack.engine.adaptor import KvUse
+from llamarack.supervise.table import ReplicaRow
+
+# Additive up, multiplicative down: a preempted sequence is computed again, an unused page only waits.
+_LEAST, _MOST = 0.5, 4.0
+_STEP_UP = 0.05
+_FACTOR_DOWN = 0.8
+_ROOMY_FRACTION = 0.80
+_FULL_FRACTION = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Reservations on one replica, or of one request. `slots`: sequences that run at once; a request for several
+    choices takes as many."""
+
+    slots: int = 0
+    tokens: int = 0
+
+    def plus(self, other: Held) -> Held:
+        return Held(slots=self.slots + other.slots, tokens=self.tokens + other.tokens)
+
+
+NOTHING = Held()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """The KV cache of one replica, which its sequences share. `overcommit`: reservations over tokens, as learned."""
+
+    kv_tokens: int
+    overcommit: float = 1.0
+    preemptions: int | None = None
+
+    @property
+    def limit_tokens(self) -> int:
+        return int(self.kv_tokens * self.overcommit)
+
+
+def has_room(row: ReplicaRow, held: Held, wanted: Held, pool: Pool | None) -> bool:
+    """A request alone on its replica always has: the engine itself refuses what never fits."""
+    if not held.slots:
+        return row.slots > 0
+    if held.slots + wanted.slots > row.slots:
+        return False
+    return pool is None or held.tokens + wanted.tokens <= pool.limit_tokens
+
+
+def corrected(pool: Pool | None, seen: KvUse, *, turned_away: bool) -> Pool | None:
+    """The pool after one look at the engine. `turned_away`: a request waits here for tokens and not for a slot."""
+    kv_tokens = seen.kv_tokens or (pool.kv_tokens if pool else None)
+    if not kv_tokens:
+        return pool
+    known = replace(pool, kv_tokens=kv_tokens) if pool else Pool(kv_tokens=kv_tokens)
+    before, now = known.preemptions, seen.preemptions
+    known = replace(known, preemptions=now if now is not None else before)
+    if before is not None and now is not None and now > before:
+        return replace(known, overcommit=max(_LEAST, known.overcommit * _FACTOR_DOWN))
+    used = seen.used_fraction
+    if used is None:
+        return known
+    if used >= _FULL_FRACTION and known.overcommit > 1.0:
+        return replace(known, overcommit=max(1.0, known.overcommit * _FACTOR_DOWN))
+    if used < _ROOMY_FRACTION and turned_away and not seen.waiting:
+        return replace(known, overcommit=min(_MOST, known.overcommit + _STEP_UP))
+    return known

@@ -1,0 +1,17 @@
+"""Request ids: those that callers bring, where they are fit for headers and logs, else random ones."""
+
+from __future__ import annotations
+
+import os
+import re
+
+_GIVEN = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def request_id(given: str) -> str:
+    return given if _GIVEN.fullmatch(given) else new_id()
+
+
+def new_id() -> str:
+    """32 hexadecimal digits."""
+    return os.urandom(16).hex()

@@ -1,0 +1,191 @@
+"""A run beside what the plan said of it, level by level: times, rates, the share of the hardware's limit.
+
+Two predictions are made: as `plan` prints it, with what earlier runs taught, and without, from which this run's own
+lesson is drawn. A closed loop above the slots of the rack is predicted at the slots, since more do not run at once; its
+first-token time then holds a wait in the queue that no plan predicts.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llamarack.config import Deployment, Group, Model
+from llamarack.engine.version import engine_version
+from llamarack.errors import LlamarackError
+from llamarack.hardware.machine import Machine
+from llamarack.measure.point import PointResult
+from llamarack.measure.prediction import Compared, LimitReached, compare_with_plan, limit_reached
+from llamarack.model.spec import ModelSpec
+from llamarack.plan.calibration import Calibration
+from llamarack.plan.planner import plan_group
+from llamarack.plan.record import Candidate, Load
+from llamarack.plan.shape import ModelShape, shape_of
+from llamarack.plan.speed import device_limits, kv_bytes_per_token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One level. `concurrency`: that it was predicted for. `plain`: without what earlier runs taught."""
+
+    concurrency: int
+    compared: tuple[Compared, ...]
+    plain: tuple[Compared, ...]
+    limit: LimitReached
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRun:
+    """What ran, as the plan sees it. `device`: cards or processor, as calibration names it. `points`: one per level,
+    None where nothing can be predicted. `lesson`: what this run teaches, None where no valid level does.
+    """
+
+    engine: str
+    engine_version: str | None
+    device: str
+    devices: int
+    replicas: int
+    sequences: int
+    memory_bandwidth_bytes_per_s: float | None
+    flop_per_s: float | None
+    points: tuple[Planned | None, ...]
+    lesson: Calibration | None
+    notes: tuple[str, ...] = ()
+
+
+def planned_group(model: Model, record: Mapping[str, Any]) -> Group | None:
+    """The model's one group on the cards that its replicas really have; None where it has several groups."""
+    if len(model.groups) != 1:
+        return None
+    replicas = next(each["replicas"] for each in record["models"] if each["name"] == model.name)
+    cards: list[int | str | list[int | str]] = [list(replica["cards"]) for replica in replicas]
+    return model.groups[0].model_copy(update={"gpus": cards if any(cards) else [], "replicas": len(replicas)})
+
+
+def against_plan(
+    points: Sequence[PointResult],
+    deployment: Deployment,
+    name: str,
+    record: Mapping[str, Any],
+    spec: ModelSpec,
+    machine: Machine,
+    calibrations: Sequence[Calibration],
+) -> PlannedRun | None:
+    """`record`: the rack's `status` during the run. None where the model has several groups, whose speeds mix."""
+    model = next(each for each in deployment.models if each.name == name)
+    group = planned_group(model, record)
+    if group is None:
+        return None
+    version = engine_version(group)
+    shape = shape_of(spec)
+    slots = group.limits.sequences * group.replicas
+
+    def predicted(point: PointResult, known: Sequence[Calibration]) -> Candidate | None:
+        load = _load(point, group, slots)
+        if load is None:
+            return None
+        try:
+            return plan_group(
+                spec, group, machine, model_name=name, engine_version=version, load=load, calibrations=known
+            )
+        except LlamarackError:
+            return None
+
+    found = [(predicted(point, calibrations), predicted(point, ())) for point in points]
+    cards = group.gpu_lists() or [[]]
+    names = {card.name for card in machine.cards if card.uuid in cards[0] or card.index in cards[0]}
+    device = " + ".join(sorted(names)) or machine.host.processor or "processor"
+    num_devices = max(len(cards[0]), 1)
+    bandwidth, flop_per_s = device_limits(machine, cards[0])
+    rows = tuple(
+        None
+        if with_lessons is None or plain is None
+        else Planned(
+            concurrency=min(point.concurrency or slots, slots),
+            compared=_compared(point, with_lessons, slots),
+            plain=_compared(point, plain, slots),
+            limit=limit_reached(
+                point,
+                replicas=group.replicas,
+                weights_bytes=round(shape.decode_bytes / num_devices),
+                kv_bytes_per_token=kv_bytes_per_token(shape, group.engine, plain.kv_dtype) / num_devices,
+                flop_per_token=2.0 * shape.decode_parameters / num_devices,
+                bandwidth_bytes_per_s=bandwidth,
+                flop_per_s=flop_per_s,
+            ),
+        )
+        for point, (with_lessons, plain) in zip(points, found, strict=True)
+    )
+    return PlannedRun(
+        engine=group.engine,
+        engine_version=version,
+        device=device,
+        devices=num_devices * group.replicas,
+        replicas=group.replicas,
+        sequences=group.limits.sequences,
+        memory_bandwidth_bytes_per_s=bandwidth,
+        flop_per_s=flop_per_s,
+        points=rows,
+        lesson=_lesson(points, rows, group.engine, version, device, shape),
+    )
+
+
+def _load(point: PointResult, group: Group, slots: int) -> Load | None:
+    """What this level asked of the rack; an open loop runs as many at once as the server said."""
+    concurrency = point.concurrency
+    if concurrency is None:
+        running = [r.server.running_mean for r in point.repeats if r.server and r.server.running_mean]
+        concurrency = round(sum(running) / len(running)) if running else None
+    prompt, output = point.input_tokens.mean, point.output_tokens.mean
+    if not concurrency or not prompt or not output:
+        return None
+    return Load(
+        context_tokens=group.limits.context_tokens,
+        concurrency=min(concurrency, slots),
+        input_tokens=round(prompt),
+        output_tokens=round(output),
+    )
+
+
+def _compared(point: PointResult, candidate: Candidate, slots: int) -> tuple[Compared, ...]:
+    compared = compare_with_plan(point, candidate)
+    if point.concurrency is None or point.concurrency <= slots:
+        return compared
+    return tuple(each for each in compared if each.name != "first_token_s")
+
+
+def _lesson(
+    points: Sequence[PointResult],
+    rows: Sequence[Planned | None],
+    engine: str,
+    version: str | None,
+    device: str,
+    shape: ModelShape,
+) -> Calibration | None:
+    """Mean factor, on the logarithm, of the valid levels that the slots could hold."""
+    kept = [row for point, row in zip(points, rows, strict=True) if row is not None and point.valid]
+    factors = {name: _factors(kept, name) for name in ("per_token_s", "first_token_s")}
+    if not factors["per_token_s"]:
+        return None
+    return Calibration(
+        card=device,
+        engine=engine,
+        engine_version=version or "unknown",
+        per_token_factor=_mean(factors["per_token_s"]),
+        first_token_factor=_mean(factors["first_token_s"]) if factors["first_token_s"] else 1.0,
+        decode_bytes=shape.decode_bytes,
+        measured_unix_s=int(time.time()),
+        levels=len(kept),
+    )
+
+
+def _factors(rows: Sequence[Planned], name: str) -> list[float]:
+    errors = [each.error_fraction for row in rows for each in row.plain if each.name == name]
+    return [1 + error for error in errors if error is not None]
+
+
+def _mean(factors: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, factors)) / len(factors))

@@ -1,0 +1,127 @@
+"""Every command that a document shows exists with those options; what is quick and harmless is run as it stands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from llamarack import cli
+from llamarack.plan.reference import LLAMA2
+from tests.docs.reading import DOCUMENTS, ROOT, Command, blocks, commands, links
+from tests.plan.files import sparse_gguf
+
+OURS = [command for document in DOCUMENTS for command in commands(document, "llamarack")]
+MADE = [command for document in DOCUMENTS for command in commands(document, "make")]
+# Exit statuses that a document may lead to on any machine: `check` finds what there is, `plan` may say it does not fit.
+_RUN = {"plan": {0, 4}, "check": {0, 3}, "schema": {0}, "export": {0}, "keys": {0}}
+_RACK = """\
+schema_version: 1
+models:
+  - name: llama2-13b-chat
+    path: {models}/llama-2-13b-chat.Q8_0.gguf
+    gpus: []
+    limits: {{context_tokens: 4096, sequences: 2}}
+gateway: {{port: 8080}}
+"""
+
+
+@pytest.fixture(scope="module")
+def root_command() -> typer.core.TyperGroup:
+    cli._register(None)
+    command = typer.main.get_command(cli.app)
+    assert isinstance(command, typer.core.TyperGroup)
+    return command
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as a reader's would be: models (headers only), a deployment file."""
+    folder = tmp_path_factory.mktemp("reader")
+    models = folder / "models"
+    models.mkdir()
+    for size, label in (("13B", "Q8_0"), ("13B", "Q4_K_M"), ("70B", "Q4_K_M")):
+        sparse_gguf(models / f"llama-2-{size.lower()}-chat.{label}.gguf", LLAMA2[size], label)
+    (folder / "rack.yaml").write_text(_RACK.format(models=models))
+    return folder
+
+
+def test_documents_show_commands():
+    assert len(OURS) > 30
+    assert len(MADE) > 3
+
+
+@pytest.mark.parametrize("command", OURS, ids=str)
+def test_command_and_its_options_exist(root_command, command: Command):
+    group, words = root_command, list(command.words[1:])
+    if words[0] == "--version":
+        return
+    for name in re.split(r"[|,]", words[0]):
+        assert name in group.commands, f"no command `{name}`"
+    found = group.commands[words[0].split("|")[0]]
+    words.pop(0)
+    if isinstance(found, typer.core.TyperGroup):
+        if not words:
+            return
+        for name in words[0].split("|"):
+            assert name in found.commands, f"no command `{name}`"
+        found = found.commands[words.pop(0).split("|")[0]]
+    known = {option for parameter in found.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    for word in words:
+        option = word.strip("[]").split("=")[0]
+        if option.startswith("-") and not re.fullmatch(r"-?[\d.]+", option):
+            assert option in known | {"--help"}, f"`{found.name}` has no option {option}"
+
+
+@pytest.mark.parametrize(
+    "command", [one for one in OURS if one.is_whole and one.words[1] in _RUN and one.words[-1] != "-"], ids=str
+)
+def test_quick_command_runs_as_it_stands(command: Command, place: Path, monkeypatch):
+    monkeypatch.setenv("LLAMARACK_STATE_DIR", str(place / "state"))
+    words = [word.replace("/data/models", str(place / "models")) for word in command.words[1:]]
+    if any(word.isupper() or "..." in word for word in words):
+        pytest.skip("a form with placeholders, not a line to type: its options are checked above")
+    if "hardware.json" in words and not (place / "hardware.json").exists():
+        shown = subprocess.run(
+            [sys.executable, "-m", "llamarack", "check", "--json"], cwd=place, capture_output=True, timeout=120
+        )
+        (place / "hardware.json").write_bytes(shown.stdout)
+    for word in words:
+        if word.endswith(".yaml") and not (place / word).exists() and words[0] not in {"keys"} and "-o" not in words:
+            (place / word).write_text((place / "rack.yaml").read_text())
+    done = subprocess.run(
+        [sys.executable, "-m", "llamarack", *words], cwd=place, capture_output=True, text=True, timeout=180
+    )
+    assert done.returncode in _RUN[command.words[1]], done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", MADE, ids=str)
+def test_make_target_exists(command: Command):
+    rules = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.M))
+    targets = [word for word in command.words[1:] if re.fullmatch(r"[a-z][\w-]*", word)]
+    assert targets
+    assert set(targets) <= rules
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files(document: Path):
+    for target in links(document):
+        assert (document.parent / target.split("#")[0]).exists(), target
+
+
+def test_the_sizing_guide_shows_what_the_command_prints():
+    printed = subprocess.run(
+        [sys.executable, "-m", "llamarack", "plan", "--table", "llama2"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={"COLUMNS": "160", "PATH": "/usr/bin:/bin"},
+    ).stdout
+    shown = [text for _, text in blocks(ROOT / "docs" / "sizing.md") if text.startswith("model")]
+    assert shown == [printed]
