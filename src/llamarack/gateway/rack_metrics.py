@@ -33,7 +33,6 @@ class _Record(Collector):
         labels = ["model", "replica"]
         restarts = CounterMetricFamily("llamarack_replica_restarts", "Starts after the first", labels=labels)
         state = GaugeMetricFamily("llamarack_replica_state", "1 for the state it is in", labels=[*labels, "state"])
-        slots = GaugeMetricFamily("llamarack_replica_slots", "Sequences it takes at once", labels=labels)
         planned = GaugeMetricFamily("llamarack_replica_planned_bytes", "Memory as planned", labels=labels)
         held = GaugeMetricFamily(
             "llamarack_replica_held_bytes", "Memory it took on its cards, or resident on the processor", labels=labels
@@ -43,13 +42,12 @@ class _Record(Collector):
                 who = [model["name"], replica["id"]]
                 restarts.add_metric(who, replica["restarts"])
                 state.add_metric([*who, replica["state"]], 1)
-                slots.add_metric(who, replica["slots_total"])
                 planned.add_metric(who, replica["predicted"]["total_bytes"])
                 actual = replica["actual"]
                 taken = sum(actual["card_held_bytes"].values()) or actual["resident_bytes"]
                 if replica["pid"] and taken is not None:
                     held.add_metric(who, taken)
-        yield from (restarts, state, slots, planned, held)
+        yield from (family for family in (restarts, state, planned, held) if family.samples)
 
     def _cards(self) -> Iterator[Metric]:
         families = {
