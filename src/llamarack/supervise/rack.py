@@ -24,6 +24,7 @@ from llamarack.supervise.layout import lay_out
 from llamarack.supervise.notify import Notifier, status_line, take_notifier
 from llamarack.supervise.own_memory import living_engines, without_engines
 from llamarack.supervise.state import State
+from llamarack.supervise.status import links_record
 from llamarack.supervise.supervisor import Supervisor
 from llamarack.supervise.unbuilt import unbuilt_settings
 
@@ -57,6 +58,7 @@ async def run_rack(
     for spec in layout:
         await asyncio.to_thread(spec.adaptor.prepare, spec.group, on_cards=bool(spec.card_uuids))
     supervisor = Supervisor(deployment, layout, paths)
+    supervisor.links = links_record(machine)
     return await run_supervisor(supervisor, on_entry=on_entry, once_settled=once_settled, warnings=warnings)
 
 

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from llamarack.config import Deployment, Group
 from llamarack.engine.builds import build_of, with_rpc_devices
@@ -134,6 +135,7 @@ class Supervisor:
         self.replicas = [Replica(spec, self) for spec in specs]
         self.gateways = GatewayPool(deployment.gateway, deployment.supervise.stuck_request_s, paths, self.journal)
         self.started_unix_s = time.time()
+        self.links: list[dict[str, Any]] = []  # how cards reach each other, for `status`
         self.draining = False
         self._lock = RackLock(paths.lock)
         self._version = 0

@@ -283,7 +283,7 @@ function cardPanel(card, colours, links) {
       fact("limited by", when(card.bound_by, String(card.bound_by).replaceAll("_", " "))),
       fact("clock", when(card.sm_clock_hz, `${((card.sm_clock_hz ?? 0) / 1e9).toFixed(2)} GHz`))),
     history.length > 1 ? [spark(history, "memory in use over time", total), overTime(card.history)] : null,
-    chips(card, card.links ?? (links ?? []).filter((link) => link.index === card.index)));
+    chips(card, (links ?? []).filter((link) => link.index === card.index)));
 }
 
 function overTime(history) {
