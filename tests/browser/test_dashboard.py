@@ -260,6 +260,15 @@ async def test_hostile_model_output_and_names_stay_text(browser: Browser, tmp_pa
         assert await page.violations() == []
 
 
+async def test_refused_question_is_told_once_in_the_gateways_words(browser: Browser, tmp_path: Path) -> None:
+    async with gateway_of(tmp_path, status()) as (url, _), browser.page(url) as page:
+        await page.until(DRAWN)
+        await page.evaluate("document.getElementById('ask').requestSubmit()")
+        await page.until("document.querySelector('.answer.failed')")
+        assert "is not served here" in await page.text("#ask-answer")
+        assert await page.text("#ask-facts") == ""
+
+
 async def test_policy_stops_what_would_be_written_as_markup(browser: Browser, tmp_path: Path) -> None:
     async with gateway_of(tmp_path, status()) as (url, _), browser.page(url) as page:
         await page.until(DRAWN)
