@@ -53,8 +53,8 @@ def test_options_carry_the_names_that_the_command_line_takes(generator: dict[str
         if hasattr(module, "app"):
             continue
         app.command(name)(getattr(module, name))
-    for name in [command.name for command in app.registered_commands]:
-        told = CliRunner().invoke(app, [str(name), "--help"], env={"COLUMNS": "300", "NO_COLOR": "1"}).stdout
+    for name in [str(command.name) for command in app.registered_commands]:
+        told = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "300", "NO_COLOR": "1"}).stdout
         rows = re.findall(r"^[\s│]*(?:-\w,? +)?(--?[a-z][a-z-]*)", told, re.MULTILINE)
         assert "--help" in rows, told
         section = page.split(f"\n## `{name}`\n")[1].split("\n## ")[0]
