@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-dev
 
-.PHONY: demo test check test-browser test-java test-node test-vllm test-gpu proof-kills proof-reloads proof-fuzz proof-model-fuzz proof-embed-cycles proof-offline proof-chaos docs-faults install install-dev clean
+.PHONY: demo test check test-browser test-java test-node test-vllm test-gpu proof-kills proof-reloads proof-fuzz proof-model-fuzz proof-embed-cycles proof-offline proof-chaos docs-faults references install install-dev clean
 
 demo: $(INSTALLED)
 	@$(BIN)/llamarack demo
@@ -60,6 +60,10 @@ proof-model-fuzz: $(DEVELOPMENT)
 
 proof-embed-cycles: $(DEVELOPMENT)
 	$(BIN)/python -m benchmarks.embed_cycles -o benchmarks/results/embed-cycles.json
+
+# docs/reference/*.md from the code.
+references: $(DEVELOPMENT)
+	$(BIN)/python docs/reference/generate.py
 
 # Bundle, install, demo, serve and bench in a network namespace: as root, or where users may make namespaces.
 proof-offline: $(DEVELOPMENT)

@@ -78,10 +78,12 @@ class Page:
         await self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     async def picture(self, path: Path) -> None:
-        """The whole page, from its top to its end."""
+        """The whole page, from its top to its end; PNG or WebP by the file's name."""
         size = (await self.call("Page.getLayoutMetrics"))["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        answer = await self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
+        answer = await self.call(
+            "Page.captureScreenshot", format=path.suffix[1:], quality=82, clip=clip, captureBeyondViewport=True
+        )
         path.write_bytes(base64.b64decode(answer["data"]))
 
     def take(self, method: str, words: dict[str, Any]) -> None:

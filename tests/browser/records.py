@@ -88,7 +88,6 @@ def card(number: int, **words: Any) -> dict[str, Any]:
         "throttle_reasons": [],
         "ecc_uncorrected": 0,
         "xid": None,
-        "links": [{"peer_index": 1 - number, "kind": "nvlink", "lanes": 18, "bandwidth_bytes_per_s": 450e9}],
         "history": history,
         **words,
     }
@@ -136,6 +135,10 @@ def status(**words: Any) -> dict[str, Any]:
         },
         "cards": [card(0), card(1)],
         "host": {"cpu_fraction": 0.23, "memory_used_bytes": 61 * GIB, "memory_total_bytes": 512 * GIB},
+        "links": [
+            {"index": i, "peer_index": 1 - i, "kind": "nvlink", "lanes": 18, "bandwidth_bytes_per_s": 450e9}
+            for i in range(2)
+        ],
         "events": [
             event("loads llama-2-13b-chat with vllm", ago_s=5200, replica="llama2-13b-chat-0"),
             event("ready after 1 min 14 s", ago_s=5126, kind="ready", replica="llama2-13b-chat-0"),

@@ -145,7 +145,8 @@ async def test_selection_and_open_folds_survive_the_next_second(browser: Browser
 
 
 async def test_killed_replica_is_seen_to_die_and_to_come_back(browser: Browser, tmp_path: Path) -> None:
-    async with running_rack(tmp_path, [{}, {}]) as rack:
+    # Long enough to load that a page which looks every second must see it.
+    async with running_rack(tmp_path, [{"load_s": 4.0}, {}]) as rack:
         await rack.until_ready()
         async with browser.page(rack.url + "/") as page:
             await page.until(f"{DRAWN} && {_state_of('fake-0')} === 'ready' && {_state_of('fake-1')} === 'ready'")
@@ -258,6 +259,15 @@ async def test_hostile_model_output_and_names_stay_text(browser: Browser, tmp_pa
         assert await page.evaluate("document.title") == f"{HOSTILE} · llamarack"
         assert page.complaints == []
         assert await page.violations() == []
+
+
+async def test_refused_question_is_told_once_in_the_gateways_words(browser: Browser, tmp_path: Path) -> None:
+    async with gateway_of(tmp_path, status()) as (url, _), browser.page(url) as page:
+        await page.until(DRAWN)
+        await page.evaluate("document.getElementById('ask').requestSubmit()")
+        await page.until("document.querySelector('.answer.failed') !== null")
+        assert "is not served here" in await page.text("#ask-answer")
+        assert await page.text("#ask-facts") == ""
 
 
 async def test_policy_stops_what_would_be_written_as_markup(browser: Browser, tmp_path: Path) -> None:

@@ -78,11 +78,16 @@ class Dashboard:
         else:
             exchange.answer(200, headers, asset.body)
 
-    async def status(self) -> bytes:
-        """The newest record as JSON, with its age. An absent supervisor leaves the last one standing, and says so."""
+    async def record(self) -> tuple[dict[str, Any] | None, bool]:
+        """The newest record and whether the supervisor answers; an absent one leaves the last record standing."""
         async with self._asking:
             if time.monotonic() - self._asked_monotonic_s >= _FRESH_S:
                 await self._refresh()
+        return self._record, self._is_here
+
+    async def status(self) -> bytes:
+        """The same as JSON, with its age, as the page reads it."""
+        await self.record()
         age_s = None if self._read_unix_s is None else max(0.0, time.time() - self._read_unix_s)
         return orjson.dumps(
             {"version": __version__, "supervisor_answers": self._is_here, "age_s": age_s, "status": self._record}

@@ -39,6 +39,7 @@ from llamarack.gateway.ids import request_id as id_of
 from llamarack.gateway.keys import Key, Keys
 from llamarack.gateway.metrics import Metrics, merged, summed, with_labels
 from llamarack.gateway.quota import Quotas
+from llamarack.gateway.rack_metrics import rack_text
 from llamarack.gateway.relay import Call, Relay
 from llamarack.gateway.routing import session_of
 from llamarack.gateway.sizing import sized
@@ -425,9 +426,10 @@ class GatewayServer:
     async def _metrics_text(self, asked: Asked) -> None:
         self._set_state()
         rows = [r for r in self._admission.table.replicas if r.endpoint is not None and r.state is State.READY]
-        others, texts = await asyncio.gather(
+        others, texts, (record, is_here) = await asyncio.gather(
             self._peers() if self._peers is not None else _nobody(),
             asyncio.gather(*(get_text(r.endpoint, "/metrics", _ENGINE_METRICS_TIMEOUT_S) for r in rows if r.endpoint)),
+            self._dashboard.record(),
         )
         engines = merged(
             with_labels(text, {"model": row.model, "replica": row.id})
@@ -436,7 +438,8 @@ class GatewayServer:
         )
         own = self._metrics.state_text() + summed([self._metrics.counted_text(), *others])
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8", "x-request-id": asked.request_id}
-        asked.exchange.answer(200, headers, (own + engines).encode())
+        rack = rack_text(record, supervisor_answers=is_here)
+        asked.exchange.answer(200, headers, (own + rack + engines).encode())
 
     def _set_state(self) -> None:
         """Over all workers."""

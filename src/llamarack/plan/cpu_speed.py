@@ -56,7 +56,7 @@ def predict_cpu(
         scores = 4.0 * rows * context * shape.spec.layers * shape.query_heads * shape.spec.head_size_k
         arithmetic_s = (work * 1e-12 + scores / attention_flop_per_s) / threads
         memory_s = (shape.decode_bytes + cache_bytes) / bandwidth_bytes_per_s
-        return max(arithmetic_s, memory_s) + shape.spec.layers * layer_s
+        return float(max(arithmetic_s, memory_s) + shape.spec.layers * layer_s)
 
     prefill_s = step_s(prompt, 1, prompt / 2, 1)
     decode_s = step_s(streams, streams, prompt + output / 2, streams) + step_fixed_s

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from llamarack.config import Deployment, Group, Model
 from llamarack.engine import ADAPTORS
@@ -22,15 +23,18 @@ from llamarack.supervise.memory_file import Memory
 from llamarack.supervise.own_memory import living_engines, without_engines
 from llamarack.supervise.replica_record import ReplicaSpec
 from llamarack.supervise.spec_json import spec_from_json
+from llamarack.supervise.status import links_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A layout that fits this machine once nothing else of this rack runs. `warnings`: for its journal."""
+    """A layout that fits this machine once nothing else of this rack runs. `warnings`: for its journal. `links`: how
+    its cards reach each other, for `status`."""
 
     deployment: Deployment
     specs: Sequence[ReplicaSpec]
     warnings: Sequence[str] = ()
+    links: Sequence[dict[str, Any]] = ()
 
 
 async def prepare(deployment: Deployment, memory: Memory | None, running: Sequence[ReplicaSpec] = ()) -> Prepared:
@@ -51,7 +55,7 @@ async def prepare(deployment: Deployment, memory: Memory | None, running: Sequen
     )
     for spec in layout:
         await asyncio.to_thread(spec.adaptor.prepare, spec.group, on_cards=bool(spec.card_uuids))
-    return Prepared(deployment=deployment, specs=layout, warnings=warnings)
+    return Prepared(deployment=deployment, specs=layout, warnings=warnings, links=links_record(machine))
 
 
 def remembered_specs(memory: Memory | None) -> list[ReplicaSpec]:

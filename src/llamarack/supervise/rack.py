@@ -38,6 +38,7 @@ async def run_rack(
     remembered = memory_file.read(paths.state)
     prepared = await prepare(deployment, remembered, remembered_specs(remembered))
     supervisor = Supervisor(deployment, prepared.specs, paths, source=source)
+    supervisor.links = list(prepared.links)
     return await run_supervisor(supervisor, on_entry=on_entry, once_settled=once_settled, warnings=prepared.warnings)
 
 

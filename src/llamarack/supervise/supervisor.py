@@ -180,6 +180,7 @@ class Supervisor:
         self.watch = Watch(self)
         self._watching: asyncio.Task[None] | None = None
         self.started_unix_s = time.time()
+        self.links: list[dict[str, Any]] = []  # how cards reach each other, for `status`
         self.draining = False
         self._specs = list(specs)  # what the file asks for
         self._lock = RackLock(paths.lock)

@@ -111,9 +111,13 @@ class Answer {
   fail(why, isFault) {
     this.write();
     this.tell();
-    this.facts.append(`${this.facts.textContent ? " · " : ""}${why}`);
-    this.place.classList.toggle("failed", isFault && this.text.length === 0);
-    if (isFault && this.text.length === 0) this.text.data = why;
+    if (isFault && this.text.length === 0) {
+      this.place.classList.add("failed");
+      this.text.data = why;
+    } else {
+      this.facts.append(`${this.facts.textContent ? " · " : ""}${why}`);
+    }
+    this.facts.hidden = this.facts.textContent === "";
   }
 
   tell() {

@@ -10,24 +10,36 @@ const STATES = { ready: "good", failed: "bad", backoff: "bad", stopped: "off" };
 const LINKS = { nvlink: "NVLink", pcie_switch: "PCIe switch", pcie_host: "PCIe", cross_socket: "across sockets" };
 const byId = (id) => document.getElementById(id);
 let timer = null;
+let reading = false; // one at a time: a tab that is shown again must not begin a second round
 
 // -- reading -----------------------------------------------------------------------------------------------------
 
 const headers = () => (sessionStorage.getItem(KEY) ? { Authorization: `Bearer ${sessionStorage.getItem(KEY)}` } : {});
 
 async function read() {
+  if (reading) return;
+  reading = true;
   clearTimeout(timer);
+  const goesOn = await readOnce();
+  reading = false;
+  if (goesOn && !document.hidden) timer = setTimeout(read, PERIOD_MS);
+}
+
+/** Whether to go on by itself. */
+async function readOnce() {
   try {
     const response = await fetch("dashboard/status", { headers: headers(), cache: "no-store" });
-    if (response.status === 401) return askForKey();
+    if (response.status === 401) {
+      askForKey();
+      return false;
+    }
     if (!response.ok) throw new Error(`status ${response.status}`);
     draw(await response.json());
   } catch (error) {
     tell(`The gateway does not answer (${error.message}); trying again.`);
     stale(true);
   }
-  if (!document.hidden) timer = setTimeout(read, PERIOD_MS);
-  return undefined;
+  return true;
 }
 
 function askForKey() {
@@ -268,9 +280,10 @@ function cardPanel(card, colours, links) {
       fact("memory bus", when(card.memory_utilisation_fraction, percent(card.memory_utilisation_fraction))),
       fact("power", when(card.power_w, `${count(card.power_w)} W`)),
       fact("temperature", when(card.temperature_c, `${count(card.temperature_c)} °C`)),
+      fact("limited by", when(card.bound_by, String(card.bound_by).replaceAll("_", " "))),
       fact("clock", when(card.sm_clock_hz, `${((card.sm_clock_hz ?? 0) / 1e9).toFixed(2)} GHz`))),
     history.length > 1 ? [spark(history, "memory in use over time", total), overTime(card.history)] : null,
-    chips(card, card.links ?? (links ?? []).filter((link) => link.index === card.index)));
+    chips(card, (links ?? []).filter((link) => link.index === card.index)));
 }
 
 function overTime(history) {
