@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from llamarack.cli.bench import opened
+from llamarack.cli.bench import _learn, opened
 from llamarack.errors import ModelError, UsageError
 from llamarack.measure.result import read_result
 from llamarack.model.demo import demo_model
 from llamarack.paths import cache_dir
+from llamarack.plan.calibration import Calibration
 from tests.supervise.conftest import left_of
 
 DEADLINE_S = 300.0
@@ -104,3 +105,12 @@ def test_model_that_is_not_there_ends_with_its_own_exit_code(tmp_path: Path) -> 
     assert done.returncode == 2
     assert "nothing.gguf" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_lesson_that_cannot_be_kept_is_told_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LLAMARACK_STATE_DIR", str(tmp_path))
+    (tmp_path / "calibration.json").write_text("{")
+    _learn(Calibration(card="x", engine="llamacpp", engine_version="1"))
+    assert "not JSON" in capsys.readouterr().err

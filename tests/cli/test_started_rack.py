@@ -173,6 +173,17 @@ async def test_cancelled_and_killed_racks_leave_nothing(model: Path, tmp_path: P
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.llamacpp
+async def test_listener_that_fails_ends_the_start(model: Path, tmp_path: Path) -> None:
+    def fail(entry: object) -> None:
+        raise BrokenPipeError("nobody reads")
+
+    with pytest.raises(BrokenPipeError):
+        async with started_rack(_deployment(model), folder=tmp_path / "rack", on_entry=fail):
+            pass
+    assert not left_of(tmp_path / "rack")
+
+
 def test_every_error_of_the_tree_comes_back_as_itself() -> None:
     from llamarack.cli.started_rack import _error_of, _tree
 

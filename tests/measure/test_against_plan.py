@@ -73,6 +73,23 @@ def test_lesson_is_the_mean_factor_over_the_plain_plan_whatever_was_learnt_befor
     assert all(error is not None and abs(error) < 0.1 for error in errors)  # it is right about its own run
 
 
+def test_first_token_teaches_only_where_one_runs_at_a_time() -> None:
+    alone, together = _run(_at(1)).lesson, _run(_at(2)).lesson
+    assert alone is not None
+    assert together is not None
+    assert together.first_token_factor == 1.0
+    (planned,) = _run(_at(1)).points
+    assert planned is not None
+    (first,) = [each for each in planned.plain if each.name == "first_token_s"]
+    assert alone.first_token_factor == pytest.approx(1 + (first.error_fraction or 0))
+
+
+def test_open_loop_is_predicted_for_what_ran_at_once() -> None:
+    (planned,) = _run(replace(_at(1, running=3.2), concurrency=None, rate_per_s=0.5)).points
+    assert planned is not None
+    assert planned.concurrency == 3
+
+
 def test_invalid_levels_teach_nothing() -> None:
     assert _run(replace(_at(1), valid=False, invalid_reasons=("drift",))).lesson is None
 

@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import pytest
+
 from llamarack.measure.rack import fullest_card_fraction, memory_reading, memory_series
+from tests.plan.shapes import card
 
 
 def _record(used: int | None, resident: int | None) -> dict[str, Any]:
@@ -38,7 +41,7 @@ def test_status_without_cards_gives_what_it_has() -> None:
     record = _record(None, None)
     del record["cards"]
     assert memory_reading(record, 9).used_bytes == {}
-    assert fullest_card_fraction(record) is None
+    assert fullest_card_fraction(record, []) is None
 
 
 def test_series_leave_out_what_was_not_known_at_a_time() -> None:
@@ -50,4 +53,9 @@ def test_series_leave_out_what_was_not_known_at_a_time() -> None:
 
 
 def test_fullest_card_is_one_of_the_racks_own() -> None:
-    assert fullest_card_fraction(_record(400, 50)) == 0.4  # card 1 is fuller and somebody else's
+    cards = [card(0, "NVIDIA H200", 1000, free_mib=600), card(1, "NVIDIA H200", 1000, free_mib=1)]
+    record = _record(None, None)
+    record["models"][0]["replicas"][0]["cards"] = ["GPU-0"]
+    assert fullest_card_fraction(record, cards) == pytest.approx(0.4)  # card 1 is fuller and somebody else's
+    record["models"][0]["replicas"][0]["cards"] = ["GPU-0", "GPU-1"]
+    assert fullest_card_fraction(record, cards) == pytest.approx(0.999)

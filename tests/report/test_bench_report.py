@@ -212,6 +212,17 @@ def test_times_on_an_axis_are_short(seconds: float, text: str) -> None:
     assert _time(seconds) == text
 
 
+def test_promise_and_plan_have_their_charts_where_there_is_one() -> None:
+    result = with_rack(bench_result(steady(), steady()))
+    charts = {chart.title: chart for chart in bench_charts(result, [])[0]}
+    planned = {line.name: line.points for line in charts["Per-token time: plan and measured"].lines}
+    assert planned == {"measured, p50": ((1.0, 0.02),), "plan": ((1.0, 0.025),)}
+    finished, kept = charts["Requests per second"].lines
+    assert finished.points == kept.points  # every request of these kept it
+    without = replace(result, plan=None, memory=(), points=tuple(replace(p, goodput=None) for p in result.points))
+    assert len(bench_charts(without, [])[0]) == 4
+
+
 def test_plan_that_said_nothing_is_not_shown() -> None:
     result = with_rack(bench_result(steady()))
     assert result.plan is not None

@@ -6,11 +6,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from llamarack.cli.tune import conclusion, outcome_line, tune_command
-from llamarack.config import load
-from llamarack.errors import InvalidRun
+from llamarack.cli.tune import _start, conclusion, outcome_line, tune_command
+from llamarack.config import load, parse
+from llamarack.errors import InvalidRun, ModelError
+from llamarack.measure.client import Client
 from llamarack.measure.distribution import Interval
-from llamarack.measure.tune import DEFAULTS, Outcome, Trial, TuneResult
+from llamarack.measure.tune import DEFAULTS, Outcome, Trial, TuneResult, with_trial
+from llamarack.model.demo import demo_model
+from llamarack.paths import cache_dir
 from tests.measure.test_tune_run import Racks
 
 BEST = Trial(batch_tokens=512, sequences=8)
@@ -56,3 +59,26 @@ def test_command_tries_settings_and_leaves_the_users_file_alone(tmp_path: Path) 
     tuned = tmp_path / "rack.tuned.yaml"
     if tuned.exists():
         assert load(tuned).deployment.models[0].groups[0].limits.batch_tokens in (128, 256)
+
+
+@pytest.mark.llamacpp
+async def test_trial_runs_on_a_rack_of_the_real_engine_with_its_settings(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("LLAMARACK_LOAD_LOCK", str(tmp_path / "load.lock"))
+    try:
+        model = demo_model(cache_dir(), print)
+    except ModelError as error:
+        pytest.skip(f"the demo model cannot be fetched: {error}")
+    limits = "{context_tokens: 512, sequences: 1, threads: 1}"
+    deployment = parse(f"models:\n  - {{name: m, path: {model}, gpus: [], limits: {limits}}}\n").deployment
+    trial = with_trial(deployment, Trial(batch_tokens=128, sequences=2), model="m")
+    async with _start(trial) as rack:
+        assert rack.source is not None
+        (replica,) = (await rack.source.status())["models"][0]["replicas"]
+        assert replica["slots_total"] == 2
+        assert await rack.memory_fraction() is None  # on the processor there is no card to fill
+        client = Client(rack.target)
+        try:
+            answer = await client.call("GET", "/v1/models", timeout_s=30.0)
+        finally:
+            client.close()
+        assert answer.status == 200

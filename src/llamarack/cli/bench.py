@@ -18,6 +18,7 @@ from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from llamarack.cli.bench_progress import BenchProgress
 from llamarack.cli.console import people, print_entry
@@ -34,7 +35,7 @@ from llamarack.measure.settings import Settings
 from llamarack.measure.slo import parse_slo
 from llamarack.measure.target import Endpoint, Target, parse_target
 from llamarack.paths import rack_paths
-from llamarack.plan.calibration import calibration_path, remember
+from llamarack.plan.calibration import Calibration, calibration_path, remember
 from llamarack.report.terminal import print_bench
 from llamarack.report.write import write_bench_report
 from llamarack.supervise.admin import ask
@@ -107,9 +108,17 @@ def bench(
     else:
         print_bench(result, Console())
     if result.plan is not None and result.plan.lesson is not None:
-        remember(result.plan.lesson, calibration_path())
+        _learn(result.plan.lesson)
     Console(stderr=True).print(f"report: {written}", highlight=False, soft_wrap=True)
     raise typer.Exit(exit_code)
+
+
+def _learn(lesson: Calibration) -> None:
+    """What cannot be kept costs the next plan its precision, not this run its result."""
+    try:
+        remember(lesson, calibration_path())
+    except UsageError as error:
+        people.print(f"[yellow]not learnt from[/]: {escape(error.message)}")
 
 
 async def _run(settings: Settings, target: str, key: str | None, ca_file: Path | None) -> tuple[BenchResult, int]:

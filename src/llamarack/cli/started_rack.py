@@ -186,12 +186,20 @@ class _Reader:
         if self._address.done() and not self._address.cancelled():
             self._address.exception()  # looked at, so that nobody warns that it was not
 
+    def _hear(self, entry: Entry) -> None:
+        """A listener that fails ends the start; later it is let be, for the rack must still be read."""
+        try:
+            self._on_entry(entry)
+        except Exception as error:
+            if not self._address.done():
+                self._address.set_exception(error)
+
     async def _read(self) -> None:
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
             message = orjson.loads(line)
             if "entry" in message:
-                self._on_entry(Entry(**message["entry"]))
+                self._hear(Entry(**message["entry"]))
             elif self._address.done():
                 continue
             elif "ready" in message:

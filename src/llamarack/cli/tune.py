@@ -23,6 +23,7 @@ from llamarack.cli.bench import levels, seconds
 from llamarack.cli.started_rack import started_rack
 from llamarack.config import Deployment, load, to_yaml
 from llamarack.errors import InvalidRun, UsageError
+from llamarack.hardware.detect import detect_machine
 from llamarack.measure.point import Level
 from llamarack.measure.rack import RackSource, fullest_card_fraction
 from llamarack.measure.result import new_folder
@@ -131,7 +132,8 @@ async def _start(deployment: Deployment) -> AsyncIterator[Rack]:
         source = RackSource(paths=rack.paths, deployment=deployment)
 
         async def memory_fraction() -> float | None:
-            return fullest_card_fraction(await source.status())
+            machine = await asyncio.to_thread(detect_machine)
+            return fullest_card_fraction(await source.status(), machine.cards)
 
         target = parse_target(rack.base_url, api_key=rack.api_key)
         yield Rack(target=target, source=source, memory_fraction=memory_fraction)

@@ -40,7 +40,8 @@ class Planned:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRun:
     """What ran, as the plan sees it. `device`: cards or processor, as calibration names it. `points`: one per level,
-    None where nothing can be predicted. `lesson`: what this run teaches, None where no valid level does.
+    None where nothing can be predicted. `is_burst`: the plan's first-token times are those of requests that come all
+    at once. `lesson`: what this run teaches, None where no valid level does.
     """
 
     engine: str
@@ -51,6 +52,7 @@ class PlannedRun:
     sequences: int
     memory_bandwidth_bytes_per_s: float | None
     flop_per_s: float | None
+    is_burst: bool
     points: tuple[Planned | None, ...]
     lesson: Calibration | None
     notes: tuple[str, ...] = ()
@@ -83,8 +85,7 @@ def against_plan(
     shape = shape_of(spec)
     slots = group.limits.sequences * group.replicas
 
-    def predicted(point: PointResult, known: Sequence[Calibration]) -> Candidate | None:
-        load = _load(point, group, slots)
+    def predicted(load: Load | None, known: Sequence[Calibration]) -> Candidate | None:
         if load is None:
             return None
         try:
@@ -94,7 +95,8 @@ def against_plan(
         except LlamarackError:
             return None
 
-    found = [(predicted(point, calibrations), predicted(point, ())) for point in points]
+    loads = [_load(point, group, slots) for point in points]
+    found = [(load, predicted(load, calibrations), predicted(load, ())) for load in loads]
     cards = group.gpu_lists() or [[]]
     names = {card.name for card in machine.cards if card.uuid in cards[0] or card.index in cards[0]}
     device = " + ".join(sorted(names)) or machine.host.processor or "processor"
@@ -102,9 +104,9 @@ def against_plan(
     bandwidth, flop_per_s = device_limits(machine, cards[0])
     rows = tuple(
         None
-        if with_lessons is None or plain is None
+        if load is None or with_lessons is None or plain is None
         else Planned(
-            concurrency=min(point.concurrency or slots, slots),
+            concurrency=load.concurrency,
             compared=_compared(point, with_lessons, slots),
             plain=_compared(point, plain, slots),
             limit=limit_reached(
@@ -117,7 +119,7 @@ def against_plan(
                 flop_per_s=flop_per_s,
             ),
         )
-        for point, (with_lessons, plain) in zip(points, found, strict=True)
+        for point, (load, with_lessons, plain) in zip(points, found, strict=True)
     )
     return PlannedRun(
         engine=group.engine,
@@ -128,6 +130,7 @@ def against_plan(
         sequences=group.limits.sequences,
         memory_bandwidth_bytes_per_s=bandwidth,
         flop_per_s=flop_per_s,
+        is_burst=bool(cards[0]),
         points=rows,
         lesson=_lesson(points, rows, group.engine, version, device, shape),
     )
@@ -165,17 +168,19 @@ def _lesson(
     device: str,
     shape: ModelShape,
 ) -> Calibration | None:
-    """Mean factor, on the logarithm, of the valid levels that the slots could hold."""
+    """Mean factor, on the logarithm, of the valid levels. First-token times teach only where one runs at a time: with
+    more the plan's burst waits otherwise than a steady load.
+    """
     kept = [row for point, row in zip(points, rows, strict=True) if row is not None and point.valid]
-    factors = {name: _factors(kept, name) for name in ("per_token_s", "first_token_s")}
-    if not factors["per_token_s"]:
+    steps, firsts = _factors(kept, "per_token_s"), _factors([r for r in kept if r.concurrency == 1], "first_token_s")
+    if not steps:
         return None
     return Calibration(
         card=device,
         engine=engine,
         engine_version=version or "unknown",
-        per_token_factor=_mean(factors["per_token_s"]),
-        first_token_factor=_mean(factors["first_token_s"]) if factors["first_token_s"] else 1.0,
+        per_token_factor=_mean(steps),
+        first_token_factor=_mean(firsts) if firsts else 1.0,
         decode_bytes=shape.decode_bytes,
         measured_unix_s=int(time.time()),
         levels=len(kept),

@@ -10,6 +10,7 @@ from typing import Any
 
 from llamarack.config import Deployment
 from llamarack.errors import NothingRunning
+from llamarack.hardware.machine import Card
 from llamarack.paths import RackPaths
 from llamarack.supervise.admin import ask
 
@@ -79,13 +80,13 @@ def memory_series(readings: Sequence[MemoryReading]) -> tuple[MemorySeries, ...]
     return tuple(series)
 
 
-def fullest_card_fraction(record: Mapping[str, Any]) -> float | None:
-    """Of all cards that the rack uses now; None on a processor."""
+def fullest_card_fraction(record: Mapping[str, Any], cards: Sequence[Card]) -> float | None:
+    """Of all cards that the rack uses, as the driver counts them now; None on a processor."""
     mine = {uuid for model in record["models"] for replica in model["replicas"] for uuid in replica["cards"]}
     shares = [
-        card["memory_used_bytes"] / card["memory_total_bytes"]
-        for card in record.get("cards", ())
-        if card["uuid"] in mine and card["memory_used_bytes"] is not None
+        1 - card.memory_free_bytes / card.memory_total_bytes
+        for card in cards
+        if (card.uuid or str(card.index)) in mine and card.memory_free_bytes is not None
     ]
     return max(shares, default=None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from llamarack.measure.knee import KNEE_FRACTION, knee
@@ -30,6 +30,8 @@ def bench_charts(result: BenchResult, records: Sequence[RequestRecord]) -> tuple
         first_token(result.points),
         per_token_spread(named),
         pareto(result.points),
+        *promise(result.points),
+        *per_token_against_plan(result),
         *memory(result.memory, _spans(named)),
     )
     return whole, tuple(chart for name, kept in named for chart in course(name, kept))
@@ -43,6 +45,58 @@ def _spans(named: Sequence[tuple[str, Sequence[RequestRecord]]]) -> list[tuple[i
     """When each level began, by its first measured request."""
     windows = [(name, window_ns([record for record in kept if record.repeat == 0])) for name, kept in named]
     return [(window[0], name) for name, window in windows if window is not None]
+
+
+def promise(points: Sequence[PointResult]) -> tuple[Chart, ...]:
+    """Where a promise was given: requests per second, and those of them that kept it."""
+    kept = [point for point in points if point.goodput is not None and point.requests_per_s is not None]
+    if not kept:
+        return ()
+
+    def line(name: str, value: Callable[[PointResult], float | None]) -> Line:
+        return Line(name=name, points=tuple((_load(p), value(p) or 0.0) for p in kept), hollow=_hollow(kept))
+
+    return (
+        Chart(
+            title="Requests per second",
+            x_label=_x_label(points),
+            y_label="requests/s",
+            lines=(
+                line("finished", lambda point: point.requests_per_s),
+                line("kept the promise", lambda point: point.goodput_requests_per_s),
+            ),
+            x_is_log=True,
+            marks=_knee_mark(points),
+        ),
+    )
+
+
+def per_token_against_plan(result: BenchResult) -> tuple[Chart, ...]:
+    """Where there was a plan: its per-token time beside the median measured."""
+    if result.plan is None:
+        return ()
+    both = [
+        (point, each.predicted, each.measured)
+        for point, planned in zip(result.points, result.plan.points, strict=True)
+        if planned is not None
+        for each in planned.compared
+        if each.name == "per_token_s" and each.predicted is not None and each.measured is not None
+    ]
+    if not both:
+        return ()
+    planned = Line(name="plan", points=tuple((_load(point), said) for point, said, _ in both))
+    hollow = _hollow([point for point, _, _ in both])
+    measured = Line(name="measured, p50", points=tuple((_load(point), seen) for point, _, seen in both), hollow=hollow)
+    return (
+        Chart(
+            title="Per-token time: plan and measured",
+            x_label=_x_label(result.points),
+            y_label="time",
+            lines=(measured, planned),
+            x_is_log=True,
+            format_y=_time,
+        ),
+    )
 
 
 def memory(series: Sequence[MemorySeries], levels: Sequence[tuple[int, str]]) -> tuple[Chart, ...]:
@@ -64,7 +118,7 @@ def memory(series: Sequence[MemorySeries], levels: Sequence[tuple[int, str]]) ->
             x_label="seconds",
             y_label="memory",
             lines=tuple(lines),
-            format_y=lambda value: "0" if value == 0 else format_bytes(value),
+            format_y=_bytes,
             marks=tuple(((at - start) * NANO, name.removesuffix(" at once")) for at, name in levels if at >= start),
             y_is_bytes=True,
         ),
@@ -94,6 +148,10 @@ def _time(seconds: float) -> str:
         return "0"
     number, _, unit = format_duration(seconds).partition(" ")
     return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}".strip()
+
+
+def _bytes(count: float) -> str:
+    return "0" if count == 0 else format_bytes(count).replace(".0 ", " ")
 
 
 def _hollow(points: Sequence[PointResult]) -> frozenset[int]:
