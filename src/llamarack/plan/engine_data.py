@@ -51,6 +51,14 @@ class Band:
     high_bytes: int
     measured: bool
 
+    def plus(self, more_bytes: int, growth_bytes: int) -> Band:
+        return Band(
+            low_bytes=self.low_bytes + more_bytes,
+            typical_bytes=self.typical_bytes + more_bytes,
+            high_bytes=self.high_bytes + more_bytes + growth_bytes,
+            measured=self.measured,
+        )
+
 
 @cache
 def data_file(name: str) -> Any:

@@ -115,7 +115,8 @@ def compute_bytes(shape: ModelShape, settings: Settings, law: ComputeLaw, *, out
     """The compute buffer of one device.
 
     The mask (one 2-byte number per token and cell) plus the largest of: the feed-forward step, the logits, and with
-    quantized KV an f16 copy of one layer's K and V. Pipelined layers keep `pipeline_copies` of mask and inputs.
+    quantized KV an f16 copy of one layer's K and V of all sequences. Pipelined layers keep `pipeline_copies` of mask and
+    inputs.
     """
     spec = shape.spec
     batch, cells, hidden = settings.step_tokens, settings.stream_cells, spec.hidden_size
@@ -135,7 +136,7 @@ def compute_bytes(shape: ModelShape, settings: Settings, law: ComputeLaw, *, out
         return max(4 * batch * cells + attention, 10 * batch * cells + max(feed_forward, logits)) + fixed
     peaks = [feed_forward, logits]
     if is_quantized and law.quantized_kv_copy:
-        copy = 2 * cells * shape.kv_heads * (spec.head_size_k + spec.head_size_v)
+        copy = 2 * settings.total_cells * shape.kv_heads * (spec.head_size_k + spec.head_size_v)
         peaks.append(copy + (law.quantized_kv_hidden + max(rows - law.feed_forward_hidden, 0)) * row)
     mask = 2 * batch * cells * (law.pipeline_copies if place.is_pipelined else 1)
     return mask + max(peaks) + fixed

@@ -18,6 +18,7 @@ from llamarack.plan.engine_data import (
     llamacpp_unverified_bytes,
 )
 from llamarack.plan.llamacpp import DeviceLoad, Place, Settings
+from llamarack.plan.llamacpp_pools import POOL_GROWTH_BYTES, pool_bytes
 from llamarack.plan.record import Terms
 from llamarack.plan.replica import ReplicaPlan
 from llamarack.plan.shape import ModelShape
@@ -85,6 +86,11 @@ def _on_cards(
             "llamacpp.yaml", law.backend, card=card.name, driver=machine.driver_version, build=build or law.build
         )
         for card, law in zip(cards, laws, strict=True)
+    ]
+    pools = pool_bytes(shape, settings)
+    contexts = [
+        context.plus(pools, POOL_GROWTH_BYTES) if law.backend == "cuda" else context
+        for context, law in zip(contexts, laws, strict=True)
     ]
     shares, share_problem = _shares(shape, group, settings, laws, contexts, cards, claimed)
     problems = [share_problem] if share_problem else []
