@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any
+from importlib import import_module
+from typing import Annotated
 
 import orjson
 import typer
 
-from llamarack import config
 from llamarack.cli.console import print_json
 from llamarack.errors import UsageError
 
 
-def _event() -> dict[str, Any]:
-    from llamarack.supervise.journal import json_schema
-
-    return json_schema()
-
-
-def _bench() -> dict[str, Any]:
-    from llamarack.measure.result import json_schema
-
-    return json_schema()
-
-
-def _soak() -> dict[str, Any]:
-    from llamarack.measure.soak_result import json_schema
-
-    return json_schema()
-
-
-_RECORDS: dict[str, Callable[[], dict[str, Any]]] = {
-    "deployment": config.json_schema,
-    "event": _event,
-    "bench": _bench,
+# Records by name, each with the module whose `json_schema()` describes it; imported when it is asked for.
+_RECORDS = {
+    "deployment": "llamarack.config",
+    "event": "llamarack.supervise.journal",
+    "bench": "llamarack.measure.result",
+    "soak": "llamarack.measure.soak_result",
+    "verify": "llamarack.judge.verify_record",
+    "compare": "llamarack.judge.compare_record",
+    "acceptance": "llamarack.judge.acceptance",
 }
 
 
@@ -44,4 +30,4 @@ def schema(
     """Print a JSON schema: of the deployment file, for editors and CI, or of a record."""
     if record not in _RECORDS:
         raise UsageError(f"`--record {record}` is none of {', '.join(_RECORDS)}", hint="--record event")
-    print_json(orjson.dumps(_RECORDS[record](), option=orjson.OPT_INDENT_2))
+    print_json(orjson.dumps(import_module(_RECORDS[record]).json_schema(), option=orjson.OPT_INDENT_2))

@@ -35,6 +35,7 @@ class Unit:
 
 def unit_text(unit: Unit) -> str:
     serve = " ".join(map(_quoted, [*unit.command, "serve", str(unit.file), "--rack", unit.rack]))
+    reload = " ".join(map(_quoted, [*unit.command, "reload", str(unit.file), "--rack", unit.rack]))
     lines = [
         "[Unit]",
         f"Description=llamarack, rack {unit.rack}",
@@ -45,6 +46,8 @@ def unit_text(unit: Unit) -> str:
         "Type=notify",
         "NotifyAccess=main",
         f"ExecStart={serve}",
+        "# One replica at a time; a change that does not become ready is taken back, and the reload fails.",
+        f"ExecReload={reload}",
         "# Loads go one after the other: the sum of their deadlines, by the size of the weights.",
         f"TimeoutStartSec={unit.timing.start_s}",
         "# supervise.drain_s, and the end of all processes.",
