@@ -11,7 +11,6 @@ import typer
 from llamarack.cli.console import print_json
 from llamarack.errors import UsageError
 
-
 # Records by name, each with the module whose `json_schema()` describes it; imported when it is asked for.
 _RECORDS = {
     "deployment": "llamarack.config",
