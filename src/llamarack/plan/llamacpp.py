@@ -115,8 +115,8 @@ def compute_bytes(shape: ModelShape, settings: Settings, law: ComputeLaw, *, out
     """The compute buffer of one device.
 
     The mask (one 2-byte number per token and cell) plus the largest of: the feed-forward step, the logits, and with
-    quantized KV an f16 copy of one layer's K and V of all sequences. Pipelined layers keep `pipeline_copies` of mask and
-    inputs.
+    quantized KV an f16 copy of one layer's K and V of all sequences. Pipelined layers keep `pipeline_copies` of mask
+    and inputs.
     """
     spec = shape.spec
     batch, cells, hidden = settings.step_tokens, settings.stream_cells, spec.hidden_size
