@@ -35,6 +35,8 @@ async def stream_once(
             async for line in response.content:
                 if line.startswith(b"event: error"):
                     fault = "error event"
+                elif fault == "error event" and line.startswith(b"data: "):
+                    fault = f"error event: {line.decode()[6:].strip()}"
                 elif line.startswith(b"data: [DONE]"):
                     return Outcome(events=events, fault=None)
                 elif line.startswith(b"data: {") and b'"content":"' in line.replace(b'": "', b'":"'):

@@ -224,14 +224,15 @@ async def test_start_waits_for_a_card_that_somebody_else_fills(
 ) -> None:
     life(f"process 1 999999 {22 * GIB}")
     supervisor = fake_rack.build(tmp_path, [{}], sample_s=0.1)
-    replica = supervisor.replicas[0]
-    (plan,) = replica.spec.candidate.cards
+    spec = supervisor._specs[0]
+    (plan,) = spec.candidate.cards
     plan = replace(plan, index=0, uuid="GPU-1", total_bytes=4 * GIB, total_high_bytes=4 * GIB)
-    spec = replace(replica.spec, card_uuids=("GPU-1",), candidate=replace(replica.spec.candidate, cards=(plan,)))
-    replica.spec = replica.asked_spec = spec
+    candidate = replace(spec.candidate, cards=(plan,))
+    supervisor._specs[0] = replace(spec, card_uuids=("GPU-1",), candidate=candidate)
     rack = RunningRack(supervisor)
     fault.strikes()
     await rack.start()
+    (replica,) = supervisor.replicas
     try:
         await rack.until(lambda: "memory_waits" in rack.kinds())
         fault.is_found()
@@ -253,13 +254,14 @@ async def test_start_waits_for_a_card_that_somebody_else_fills(
 async def test_start_is_refused_when_the_card_stays_full(life: Callable[..., None], tmp_path: Path) -> None:
     life(f"process 1 999999 {22 * GIB}")
     supervisor = fake_rack.build(tmp_path, [{}, {"start_deadline_s": 1.0}], restarts={"max": 0})
-    replica = supervisor.replicas[1]
-    (plan,) = replica.spec.candidate.cards
+    spec = supervisor._specs[1]
+    (plan,) = spec.candidate.cards
     plan = replace(plan, index=0, uuid="GPU-1", total_bytes=4 * GIB, total_high_bytes=4 * GIB)
-    spec = replace(replica.spec, card_uuids=("GPU-1",), candidate=replace(replica.spec.candidate, cards=(plan,)))
-    replica.spec = replica.asked_spec = spec
+    candidate = replace(spec.candidate, cards=(plan,))
+    supervisor._specs[1] = replace(spec, card_uuids=("GPU-1",), candidate=candidate)
     rack = RunningRack(supervisor)
     await rack.start()
+    replica = supervisor.replicas[1]
     try:
         await rack.until(lambda: replica.state is State.FAILED)
         assert replica.last_death is not None

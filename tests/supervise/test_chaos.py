@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.process, pytest.mark.llamacpp]
 LASTS_S = float(os.environ.get("LLAMARACK_CHAOS_S", "60"))
 SEED = int(os.environ.get("LLAMARACK_CHAOS_SEED", "20261130"))
 ASKERS = 4
-STUCK_S = 12.0
+STUCK_S = 30.0  # a hang is found at half of it; on two busy cores that took up to 10 s more
 
 
 def _real_spec() -> ReplicaSpec:

@@ -116,8 +116,7 @@ async def test_slow_load_is_told_with_its_causes_and_shown_with_its_progress(tmp
 @pytest.mark.fault("load that takes longer than its size says, but moves", "gets up to three times as long")
 async def test_load_that_moves_outlives_its_deadline_and_becomes_ready(tmp_path: Path) -> None:
     supervisor = fake_rack.build(tmp_path, [{"load_s": 4, "load_busy": True, "start_deadline_s": 2.0}])
-    replica = supervisor.replicas[0]
-    replica.spec = replica.asked_spec = replace(replica.spec, is_deadline_auto=True)
+    supervisor._specs[0] = replace(supervisor._specs[0], is_deadline_auto=True)
     rack = RunningRack(supervisor)
     await rack.start()
     try:

@@ -108,4 +108,5 @@ def wilson(successes: int, n: int) -> Interval | None:
     share, z2 = successes / n, _Z * _Z
     centre = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = _Z * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
-    return Interval(low=max(0.0, centre - half), high=min(1.0, centre + half))
+    # At 0 and n successes the bound is the share itself; rounding would put it a hair beside.
+    return Interval(low=max(0.0, min(centre - half, share)), high=min(1.0, max(centre + half, share)))

@@ -116,7 +116,7 @@ def _halved(group: Group, path: Path, setting: str, now: int) -> Smaller:
 
 
 def _coarser(group: Group, path: Path, taken: Sequence[Rung], fallbacks: Sequence[Path]) -> Smaller | None:
-    used = {rung.becomes for rung in taken} | {str(path)}
+    used = {name for rung in taken for name in (rung.was, rung.becomes)} | {str(path)}
     coarser = next((fallback for fallback in fallbacks if str(fallback) not in used), None)
     if coarser is None:
         return None
