@@ -26,6 +26,7 @@ def spec_to_json(spec: ReplicaSpec) -> dict[str, Any]:
         "card_uuids": list(spec.card_uuids),
         "has_template": spec.has_template,
         "start_deadline_s": spec.start_deadline_s,
+        "is_deadline_auto": spec.is_deadline_auto,
         "fingerprint": spec.fingerprint,
     }
 
@@ -44,6 +45,7 @@ def spec_from_json(value: Any, adaptors: Mapping[str, Adaptor]) -> ReplicaSpec |
             adaptor=adaptors[group.engine],
             has_template=value["has_template"],
             start_deadline_s=value["start_deadline_s"],
+            is_deadline_auto=value["is_deadline_auto"],
             fingerprint=value["fingerprint"],
         )
     except (ValidationError, KeyError, TypeError, ValueError):
