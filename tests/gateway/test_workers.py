@@ -91,17 +91,21 @@ async def test_slots_are_given_once_over_all_workers_and_none_lies_idle(tmp_path
         assert [answer.status for answer in answers] == [200] * 40
         assert [(await each.record())["max_running"] for each in (a, b)] == [3, 1]
         await until(lambda: rig.counts_of("in_flight") == 0, "all slots are free")
-        # Connections are spread by the kernel: ask until both were reached.
-        for log in rig.logs:
-            assert CHAT in log.read_text()
+        asked = 40
+        # The kernel spreads connections as it likes, and the first worker awake may take a whole crowd.
+        while not all(CHAT in log.read_text() for log in rig.logs):
+            assert asked < 2000, "one worker takes everything"
+            assert (await ask(rig.address, CHAT, chat())).status == 200
+            asked += 1
+        await until(lambda: rig.counts_of("in_flight") == 0, "all slots are free again")
         pages = [(await get(rig.address, "/metrics")).body.decode() for _ in range(6)]
     for page in pages:
         found = {family.name: family for family in text_string_to_metric_families(page)}
         total = [s.value for s in found["llamarack_requests"].samples if s.name == "llamarack_requests_total"]
-        assert total == [40.0]
+        assert total == [float(asked)]
         assert [s.value for s in found["llamarack_slots"].samples if s.labels["state"] == "idle"] == [3.0, 1.0]
         buckets = [s for s in found["llamarack_request_seconds"].samples if s.name.endswith("_count")]
-        assert [s.value for s in buckets] == [40.0]
+        assert [s.value for s in buckets] == [float(asked)]
 
 
 @pytest.mark.process
