@@ -8,10 +8,11 @@ import aiohttp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """`events`: content chunks that came; `fault`: None for a stream that ended with [DONE]."""
+    """`events`: content chunks that came; `fault`: None for a stream that ended with [DONE]; `told`: the error in it."""
 
     events: int
     fault: str | None
+    told: str = ""
 
 
 async def stream_once(
@@ -23,7 +24,7 @@ async def stream_once(
         "max_tokens": tokens,
         "stream": True,
     }
-    events, fault = 0, "no [DONE]"
+    events, fault, told = 0, "no [DONE]", ""
     try:
         limit = aiohttp.ClientTimeout(total=timeout_s)
         async with (
@@ -36,14 +37,14 @@ async def stream_once(
                 if line.startswith(b"event: error"):
                     fault = "error event"
                 elif fault == "error event" and line.startswith(b"data: "):
-                    fault = f"error event: {line.decode()[6:].strip()}"
+                    told = line.decode()[6:].strip()
                 elif line.startswith(b"data: [DONE]"):
                     return Outcome(events=events, fault=None)
                 elif line.startswith(b"data: {") and b'"content":"' in line.replace(b'": "', b'":"'):
                     events += 1
     except (aiohttp.ClientError, TimeoutError) as error:
         fault = repr(error)
-    return Outcome(events=events, fault=fault)
+    return Outcome(events=events, fault=fault, told=told)
 
 
 async def many(url: str, count: int, **options: int) -> list[Outcome]:

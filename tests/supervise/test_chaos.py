@@ -184,7 +184,7 @@ class Chaos:
         elif outcome.events:
             self.broken += 1
         else:
-            self.lost.append(outcome.fault)
+            self.lost.append(f"{outcome.fault} {outcome.told}")
 
 
 @pytest.mark.fault(
