@@ -8,7 +8,7 @@ import aiohttp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """`events`: content chunks that came; `fault`: None for a stream that ended with [DONE]; `told`: the error in it."""
+    """`events`: content chunks that came; `fault`: None where [DONE] ended it; `told`: the error in it."""
 
     events: int
     fault: str | None
