@@ -41,7 +41,7 @@ from tests.supervise.asking import Outcome, stream_once
 from tests.supervise.conftest import RunningRack, left_of, order, until_http_ready
 
 pytestmark = [pytest.mark.process, pytest.mark.llamacpp]
-LASTS_S = float(os.environ.get("LLAMARACK_CHAOS_S", "60"))
+LASTS_S = float(os.environ.get("LLAMARACK_CHAOS_S", "0"))
 SEED = int(os.environ.get("LLAMARACK_CHAOS_SEED", "20261130"))
 ASKERS = 4
 STUCK_S = 30.0  # a hang is found at half of it; on two busy cores that took up to 10 s more
@@ -191,6 +191,8 @@ class Chaos:
     "random faults, one after the other", "no request lost that had not begun; no process, socket or descriptor left"
 )
 async def test_no_request_is_lost_that_had_not_begun_and_nothing_leaks(tmp_path: Path) -> None:
+    if not LASTS_S:
+        pytest.skip("minutes of random faults: make proof-chaos, or LLAMARACK_CHAOS_S=120 for two minutes")
     faults: dict[str, Any] = {"token_interval_s": 0.01, "load_s": 0.05, "grandchild": True}
     specs = [fake_spec(f"fake-{number}", tmp_path, **faults) for number in range(3)]
     settings = {
