@@ -12,7 +12,7 @@ from llamarack.report.bench_rows import Table
 from llamarack.report.chart import Chart, svg
 
 _TONES = {
-    **dict.fromkeys(("SAME", "ROUNDING", "GO", "PASSED", "valid"), "good"),
+    **dict.fromkeys(("SAME", "ROUNDING", "GO", "PASSED", "BETTER", "valid"), "good"),
     **dict.fromkeys(("DRIFT", "BROKEN", "NO-GO", "FAILED", "INVALID"), "bad"),
     **dict.fromkeys(("INCONCLUSIVE", "SKIPPED"), "warn"),
 }
