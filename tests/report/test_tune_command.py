@@ -108,7 +108,7 @@ def test_outcome_says_its_load_or_its_reason() -> None:
     assert outcome_line(failed, RESULT) == "batch_tokens 512, sequences 8: no goodput (out of memory)"
     good = replace(seen(OWN, 1.5), memory_fraction=0.5)
     assert outcome_line(good, RESULT) == (
-        "llamacpp's own: 4 sequences sharing one context, context 8192: 1.500 good requests/s at concurrency 8, 100% "
+        "llamacpp's own: 4 sequences in one context of 8192: 1.500 good requests/s at concurrency 8, 100% "
         "kept the promise, fullest card 50%"
     )
 
@@ -119,6 +119,11 @@ def test_tables_and_pages_show_every_trial_and_level() -> None:
     )
     result = replace(found(BEST, OVER_OWN, OVER_FILE), by_level=(level,))
     assert [row[1] for row in trials_table(result).rows] == ["1.000", "1.500", "2.000"]
+    assert "fullest card" not in trials_table(result).headers
+    failed = Outcome(trial=BEST, goodput_per_s=None, is_full=True, reason="out of memory")
+    with_failed = trials_table(replace(result, outcomes=(*result.outcomes, failed)))
+    assert with_failed.headers[-1] == "why not"
+    assert with_failed.rows[-1][-1] == "out of memory"
     table = levels_table(result)
     assert table is not None
     assert table.rows == (("concurrency 8", "2.000", "1.000", "+100.0%", "–"),)

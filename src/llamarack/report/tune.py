@@ -33,8 +33,9 @@ def trial_name(trial: Trial, result: TuneResult) -> str:
 
 def _own_text(weights: WeightsUsed) -> str:
     own = weights.own
-    shared = " sharing one context" if own["kv_unified"] else ""
-    return f"{own['sequences']} sequences{shared}, context {own['context_tokens']}"
+    if own["kv_unified"]:
+        return f"{own['sequences']} sequences in one context of {own['context_tokens']}"
+    return f"{own['sequences']} sequences, context {own['context_tokens']}"
 
 
 def outcome_line(outcome: Outcome, result: TuneResult) -> str:
@@ -57,33 +58,41 @@ def level_name(level: LevelSeen) -> str:
 
 
 def trials_table(result: TuneResult) -> Table:
-    """Best load of each trial."""
-    rows = []
-    for outcome in result.outcomes:
-        level = None if outcome.best_level is None else outcome.levels[outcome.best_level]
-        name = trial_name(outcome.trial, result)
-        rows.append(
-            (
-                name if outcome.round is None else f"again, round {outcome.round}: {name}",
-                UNKNOWN if outcome.goodput_per_s is None else f"{outcome.goodput_per_s:.3f}",
-                UNKNOWN if level is None else level_name(level),
-                UNKNOWN if level is None or level.kept_fraction is None else f"{level.kept_fraction:.0%}",
-                _time(None if level is None else level.first_token_p50_s),
-                _time(None if level is None else level.per_token_p50_s),
-                UNKNOWN if level is None or level.output_tokens_per_s is None else f"{level.output_tokens_per_s:.1f}",
-                UNKNOWN if outcome.memory_fraction is None else f"{outcome.memory_fraction:.0%}",
-                outcome.reason or "",
-            )
-        )
+    """Each at its best load. Columns that say nothing of any trial are left out."""
+    is_open = bool(result.load.rates_per_s)
+    headers = (
+        *("setting", "good requests/s", "at requests/s" if is_open else "at concurrency", "kept", "first token p50"),
+        *("per token p50", "tokens/s", "fullest card", "why not"),
+    )
+    rows = [_trial_row(outcome, result) for outcome in result.outcomes]
+    shown = [number for number in range(len(headers)) if any(row[number] not in ("", UNKNOWN) for row in rows)]
     return Table(
         title="Settings that were measured",
-        headers=(
-            *("setting", "good requests/s", "at", "kept", "first token p50", "per token p50", "tokens/s"),
-            *("fullest card", "why not"),
-        ),
-        rows=tuple(rows),
+        headers=tuple(headers[number] for number in shown),
+        rows=tuple(tuple(row[number] for number in shown) for row in rows),
         note=f"Good requests keep {result.load.slo} (ms). Each setting at its best load; "
         f"{result.load.requests} requests at each.",
+    )
+
+
+def _trial_row(outcome: Outcome, result: TuneResult) -> tuple[str, ...]:
+    level = None if outcome.best_level is None else outcome.levels[outcome.best_level]
+    name = trial_name(outcome.trial, result)
+    if outcome.round is not None:
+        name = f"again, round {outcome.round}: {name}"
+    memory = UNKNOWN if outcome.memory_fraction is None else f"{outcome.memory_fraction:.0%}"
+    if level is None:
+        return (name, *[UNKNOWN] * 6, memory, outcome.reason or "")
+    return (
+        name,
+        UNKNOWN if outcome.goodput_per_s is None else f"{outcome.goodput_per_s:.3f}",
+        f"{level.concurrency}" if level.rate_per_s is None else f"{level.rate_per_s:g}",
+        UNKNOWN if level.kept_fraction is None else f"{level.kept_fraction:.0%}",
+        _time(level.first_token_p50_s),
+        _time(level.per_token_p50_s),
+        UNKNOWN if level.output_tokens_per_s is None else f"{level.output_tokens_per_s:.1f}",
+        memory,
+        outcome.reason or "",
     )
 
 
@@ -188,7 +197,7 @@ def tune_html(result: TuneResult) -> str:
             verdict="BETTER" if result.is_better else "UNCHANGED",
             meaning=said[0],
             reasons=said[1:],
-            notes=[f"{each.engine} {each.engine_version or UNKNOWN}, {each.precision}, {each.path}" for each in used],
+            notes=[f"{each.engine} {each.engine_version or UNKNOWN}, {each.precision}: {each.path}" for each in used],
             numbers=tables,
             texts=(),
             charts=_charts(result),
