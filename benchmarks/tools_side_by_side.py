@@ -22,6 +22,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import logging
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -130,6 +131,7 @@ def truth(server: GoldenServer, window_ns: tuple[int, int] | None) -> Truth:
 
 def serve(pipe: multiprocessing.connection.Connection) -> None:
     """Until the parent says stop; then tells the truth."""
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every write to a client that went away
 
     async def run() -> None:
         entry = {"id": MODEL, "object": "model", "max_model_len": 4096}

@@ -102,7 +102,13 @@ def bench(
         seed=secrets.randbits(32) if seed is None else seed,
     )
     result, exit_code = asyncio.run(_run(settings, target, read_key(api_key_file), ca_file))
-    written = write_bench_report(result, settings.folder)
+    _tell(result, settings.folder, json)
+    raise typer.Exit(exit_code)
+
+
+def _tell(result: BenchResult, folder: Path, json: bool) -> None:
+    """Reports beside the records, the result on stdout, what it teaches into the calibration."""
+    written = write_bench_report(result, folder)
     if json:
         sys.stdout.buffer.write(to_json(result))
         sys.stdout.flush()
@@ -110,8 +116,7 @@ def bench(
         print_bench(result, Console())
     if result.plan is not None and result.plan.lesson is not None:
         _learn(result.plan.lesson)
-    Console(stderr=True).print(f"report: {written}", highlight=False, soft_wrap=True)
-    raise typer.Exit(exit_code)
+    people.print(f"report: {escape(str(written))}")
 
 
 def _learn(lesson: Calibration) -> None:
