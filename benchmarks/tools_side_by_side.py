@@ -30,8 +30,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,12 @@ def fault_of(request: int) -> str | None:
     return {4: "in-band error", 0: "cut off"}.get(request % FAULT_EVERY) if request >= FAULT_EVERY // 2 else None
 
 
+def as_chunk(data: bytes, request: int) -> bytes:
+    """With what every real server puts around it; aiperf reads nothing without `object`."""
+    around = {"id": f"chatcmpl-{request}", "object": "chat.completion.chunk", "created": int(time.time())}
+    return event({**around, "model": MODEL, **json.loads(data.removeprefix(b"data: "))})
+
+
 class Scripts:
     """An answer by the number of the request."""
 
@@ -75,10 +82,11 @@ class Scripts:
             text, wait_s = delta(" one" * count, total=total), GAP_S if len(steps) > 1 else FIRST_S
             steps.append(Step(data=text, tokens=count, wait_s=wait_s))
         fault = fault_of(request)
+        steps = [replace(step, data=as_chunk(step.data, request)) for step in steps]
         if fault is not None:
             broken = event({"error": {"message": "out of memory", "type": "server_error", "code": 500}})
             return Script(steps=(*steps[: len(steps) // 2], *([Step(data=broken)] if fault != "cut off" else [])))
-        steps.append(Step(data=delta(None, finish="length")))
+        steps.append(Step(data=as_chunk(delta(None, finish="length"), request)))
         if options.get("include_usage"):
             tokens = sum(step.tokens for step in steps)
             usage = {
@@ -87,7 +95,7 @@ class Scripts:
                 "total_tokens": PROMPT_TOKENS + tokens,
                 "prompt_tokens_details": {"cached_tokens": 0},
             }
-            steps.append(Step(data=event({"choices": [], "usage": usage})))
+            steps.append(Step(data=as_chunk(event({"choices": [], "usage": usage}), request)))
         return Script(steps=(*steps, Step(data=DONE)))
 
 
