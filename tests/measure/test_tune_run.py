@@ -14,7 +14,7 @@ from llamarack.measure.settings import Settings
 from llamarack.measure.slo import Slo
 from llamarack.measure.target import parse_target
 from llamarack.measure.tune import Trial
-from llamarack.measure.tune_run import Listening, Rack, admitting, measuring, outcome_of, requests_of, tuned_path
+from llamarack.measure.tune_run import Listening, Rack, admitting, measuring, outcome_of, tuned_path
 from llamarack.measure.tune_space import Subject
 from tests.measure.golden_server import GoldenServer, models, no_wait, obedient_script, serving
 from tests.measure.test_point import JUDGING, measured, steady
@@ -130,13 +130,6 @@ def test_door_turns_nobody_away_while_settings_are_compared(tmp_path: Path) -> N
     gateway = admitting(DEPLOYMENT, settings).gateway
     assert (gateway.max_queue_requests, gateway.max_queue_s) == (800, 120.0)
     assert DEPLOYMENT.gateway.max_queue_requests == 256
-
-
-def test_every_load_of_every_trial_gets_the_same_number_of_requests() -> None:
-    levels = (Level(concurrency=2), Level(concurrency=32))
-    assert requests_of(levels, None) == 128
-    assert requests_of(levels[:1], None) == 30
-    assert requests_of(levels, 25) == 25
 
 
 def test_tuned_file_is_another_one() -> None:

@@ -75,12 +75,21 @@ def test_own_settings_of_vllm_go_by_the_card(cards: list, sequences: int) -> Non
     file = deployment("/llama-2-7b", engine="vllm", limits={"kv_cache_bytes": 2**30, "gpu_memory_fraction": 0.5})
     own = group_of(deployment_of(subject(file, F16, on=machine(*cards)), Trial(is_own=True))).limits
     assert own.sequences == sequences
-    assert (own.kv_cache_bytes, own.gpu_memory_fraction, own.batch_tokens) == ("auto", 0.92, "auto")
+    assert (own.kv_cache_bytes, own.gpu_memory_fraction) == ("auto", 0.92)
+    assert own.batch_tokens == ("auto" if cards else 2048)  # `auto` is vLLM's own, by card
 
 
 def test_own_settings_of_vllm_on_the_processor_are_per_rank() -> None:
-    file = deployment("/llama-2-7b", engine="vllm", tensor_parallel=2, gpus=[])
-    assert own_sequences(subject(file, F16)) == 256
+    file = deployment("/llama-2-7b", engine="vllm", tensor_parallel=2, gpus=[], limits={"context_tokens": 1024})
+    own = group_of(deployment_of(subject(file, F16), Trial(is_own=True))).limits
+    assert (own.sequences, own.batch_tokens, own.context_tokens) == (256, 4096, 1024)
+
+
+def test_own_context_of_llamacpp_is_cut_to_what_the_card_holds() -> None:
+    on = machine(card(0, "NVIDIA GeForce RTX 3060", 9 * 1024))
+    group = group_of(deployment_of(subject(deployment(gpus=[0]), Q8, on=on), Trial(is_own=True)))
+    assert 256 <= group.limits.context_tokens < 4096
+    assert plan_group(Q8, group, on, model_name="m").fits
 
 
 def test_trial_sets_the_limits_and_nothing_else() -> None:

@@ -40,7 +40,7 @@ RESULT = TuneResult(
     load=Load(
         concurrency=(4, 8),
         rates_per_s=(),
-        requests=40,
+        requests=(30, 40),
         prompts="synthetic",
         input_tokens=256,
         output_tokens=128,
@@ -119,6 +119,7 @@ def test_tables_and_pages_show_every_trial_and_level() -> None:
     )
     result = replace(found(BEST, OVER_OWN, OVER_FILE), by_level=(level,))
     assert [row[1] for row in trials_table(result).rows] == ["1.000", "1.500", "2.000"]
+    assert "30 to 40 requests at each" in (trials_table(result).note or "")
     assert "fullest card" not in trials_table(result).headers
     failed = Outcome(trial=BEST, goodput_per_s=None, is_full=True, reason="out of memory")
     with_failed = trials_table(replace(result, outcomes=(*result.outcomes, failed)))

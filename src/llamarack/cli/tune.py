@@ -32,12 +32,12 @@ from llamarack.measure.point import Level
 from llamarack.measure.rack import RackSource, fullest_card_fraction
 from llamarack.measure.result import environment, new_folder
 from llamarack.measure.run import Step
-from llamarack.measure.settings import Settings
+from llamarack.measure.settings import Settings, num_requests
 from llamarack.measure.slo import parse_slo
 from llamarack.measure.target import Target, parse_target
 from llamarack.measure.tune import CONFIRMATIONS, MAX_CONFIRMATIONS, Budget, Found, Outcome, Space, Trial, search
 from llamarack.measure.tune_record import Load, TuneResult, WeightsUsed, to_json, write_tune
-from llamarack.measure.tune_run import Listening, Rack, StartRack, measuring, requests_of, tuned_path
+from llamarack.measure.tune_run import REQUESTS_PER_SLOT, Listening, Rack, StartRack, measuring, tuned_path
 from llamarack.measure.tune_space import (
     Allowed,
     Others,
@@ -51,7 +51,15 @@ from llamarack.measure.tune_space import (
 from llamarack.model.read import read_model
 from llamarack.paths import rack_paths
 from llamarack.report.terminal import table_lines
-from llamarack.report.tune import conclusion, levels_table, outcome_line, trial_name, trials_table, write_tune_report
+from llamarack.report.tune import (
+    conclusion,
+    levels_table,
+    outcome_line,
+    requests_text,
+    trial_name,
+    trials_table,
+    write_tune_report,
+)
 from llamarack.report.write import write_bench_report
 from llamarack.supervise.supervisor import is_running
 from llamarack.units import format_duration
@@ -121,7 +129,8 @@ def tune_command(start: StartRack) -> Callable[..., None]:
             target=_UNSET,
             levels=chosen,
             folder=new_folder(folder, kind="tune", marker=_FIRST_TRIAL),
-            requests=requests_of(chosen, requests),
+            requests=requests,
+            requests_per_slot=REQUESTS_PER_SLOT,
             prompts=prompts,
             input_tokens=input_tokens,
             output_tokens=output_tokens,
@@ -246,7 +255,7 @@ class _Run:
             tokens = f"{load.input_tokens} + {load.output_tokens} tokens"
         self._people.print(
             f"{escape(self._subject.model)}: {first.precision} on {first.engine} {first.engine_version or ''}; promise "
-            f"{load.slo}; {levels}; {load.requests} requests of {tokens} at each"
+            f"{load.slo}; {levels}; {requests_text(load.requests)} requests of {tokens} at each"
         )
         most = self._space.most_trials
         self._people.print(
@@ -306,7 +315,7 @@ def _load(settings: Settings) -> Load:
     return Load(
         concurrency=tuple(level.concurrency for level in settings.levels if level.concurrency is not None),
         rates_per_s=tuple(level.rate_per_s for level in settings.levels if level.rate_per_s is not None),
-        requests=settings.requests or 0,
+        requests=tuple(num_requests(settings, level) for level in settings.levels),
         prompts=settings.prompts or "synthetic",
         input_tokens=None if settings.prompts else settings.input_tokens,
         output_tokens=settings.output_tokens,

@@ -19,19 +19,22 @@ from llamarack.units import GIB
 _LLAMACPP_SLOTS = 4
 _VLLM_MEMORY_FRACTION = 0.92
 _VLLM_CPU_SEQUENCES_PER_RANK = 128
+_VLLM_CPU_BATCH_TOKENS_PER_RANK = 2048
 
 
 def own_limits(group: Group, cards: Sequence[Card], context_train_tokens: int | None) -> Limits:
     """`cards`: of the group; none: the processor."""
-    own: dict[str, object] = {
-        "batch_tokens": "auto",
-        "context_tokens": context_train_tokens or group.limits.context_tokens,
-    }
+    own: dict[str, object] = {"batch_tokens": "auto", "context_tokens": context_train_tokens}
     if group.engine == "llamacpp":
         own |= {"sequences": _LLAMACPP_SLOTS, "kv_unified": True}
     else:
-        own |= {"sequences": vllm_sequences(cards, group.tensor_parallel * group.pipeline_parallel)}
-        own |= {"kv_cache_bytes": "auto", "gpu_memory_fraction": _VLLM_MEMORY_FRACTION}
+        ranks = group.tensor_parallel * group.pipeline_parallel
+        own |= {"sequences": vllm_sequences(cards, ranks), "kv_cache_bytes": "auto"}
+        own |= {"gpu_memory_fraction": _VLLM_MEMORY_FRACTION}
+        if not cards:
+            # There the plan gives every sequence its whole context, where vLLM itself would take 92 % of the host.
+            own |= {"batch_tokens": _VLLM_CPU_BATCH_TOKENS_PER_RANK * ranks, "context_tokens": None}
+    own["context_tokens"] = own["context_tokens"] or group.limits.context_tokens
     return group.limits.model_copy(update=own)
 
 

@@ -29,11 +29,11 @@ class WeightsUsed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Of every trial. `requests`: of every level. `input_tokens` None: prompts from a file."""
+    """Of every trial. `requests`: of each level. `input_tokens` None: prompts from a file."""
 
     concurrency: tuple[int, ...]
     rates_per_s: tuple[float, ...]
-    requests: int
+    requests: tuple[int, ...]
     prompts: str
     input_tokens: int | None
     output_tokens: int

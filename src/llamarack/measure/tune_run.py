@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llamarack.config import Deployment
 from llamarack.errors import ConfigError, DoesNotFit, EngineError, HardwareError, InvalidRun
-from llamarack.measure.point import Level, PointResult
+from llamarack.measure.point import PointResult
 from llamarack.measure.rack import RackSource
 from llamarack.measure.result import BenchResult
 from llamarack.measure.run import Step, run_bench
@@ -20,7 +20,6 @@ from llamarack.measure.target import Target
 from llamarack.measure.tune import LevelSeen, MeasureTrial, Outcome, Trial
 from llamarack.measure.tune_space import Subject, deployment_of
 
-MIN_REQUESTS = 30  # of a trial's level
 REQUESTS_PER_SLOT = 4  # goodput needs no tail quantile, and there are many trials
 _QUEUED_PER_SLOT = 2
 
@@ -46,12 +45,6 @@ class Listening:
 
     on_step: Callable[[Trial, Step], None] = lambda _trial, _step: None
     on_result: Callable[[BenchResult, Path], object] = lambda _result, _folder: None
-
-
-def requests_of(levels: Sequence[Level], asked: int | None) -> int:
-    """For every level of every trial, so that each has as much to say."""
-    most = max((level.concurrency or 0 for level in levels), default=0)
-    return asked if asked is not None else max(MIN_REQUESTS, REQUESTS_PER_SLOT * most)
 
 
 def measuring(subject: Subject, start: StartRack, settings: Settings, listening: Listening) -> MeasureTrial:

@@ -12,6 +12,7 @@ from llamarack.hardware.machine import Card, Machine
 from llamarack.measure.engine_defaults import own_limits
 from llamarack.measure.tune import FIRST_BATCH_TOKENS, Space, Trial, WeightsSpace
 from llamarack.model.spec import ModelFormat, ModelSpec
+from llamarack.plan.planner import plan_group
 
 # Of the smallest card: what the next load peak may need must stay free. vLLM takes its planned fraction at once and
 # never more, so there is no such ceiling.
@@ -224,7 +225,18 @@ def _moved(group: Group, spec: ModelSpec, engine: str, others: Others) -> Group:
 
 
 def _own(groups: Sequence[Group], machine: Machine, spec: ModelSpec) -> tuple[Limits, ...]:
-    return tuple(own_limits(group, _cards(group, machine), spec.context_train_tokens) for group in groups)
+    return tuple(_fitted(group, own_limits(group, _cards(group, machine), spec.context_train_tokens), machine, spec)
+                 for group in groups)  # fmt: skip
+
+
+def _fitted(group: Group, own: Limits, machine: Machine, spec: ModelSpec) -> Limits:
+    """llama-server cuts the model's own context to what its memory holds (`--fit`)."""
+    if group.engine != "llamacpp":
+        return own
+    candidate = plan_group(spec, group.model_copy(update={"limits": own}), machine, model_name="")
+    if candidate.fits or not candidate.max_context_tokens:
+        return own
+    return own.model_copy(update={"context_tokens": min(own.context_tokens, candidate.max_context_tokens)})
 
 
 def _cards(group: Group, machine: Machine) -> list[Card]:

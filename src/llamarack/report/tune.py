@@ -71,7 +71,7 @@ def trials_table(result: TuneResult) -> Table:
         headers=tuple(headers[number] for number in shown),
         rows=tuple(tuple(row[number] for number in shown) for row in rows),
         note=f"Good requests keep {result.load.slo} (ms). Each setting at its best load; "
-        f"{result.load.requests} requests at each.",
+        f"{requests_text(result.load.requests)} requests at each.",
     )
 
 
@@ -94,6 +94,12 @@ def _trial_row(outcome: Outcome, result: TuneResult) -> tuple[str, ...]:
         memory,
         outcome.reason or "",
     )
+
+
+def requests_text(requests: tuple[int, ...]) -> str:
+    """`40`, or `30 to 128` where more load gets more."""
+    low, high = min(requests), max(requests)
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def levels_table(result: TuneResult) -> Table | None:
