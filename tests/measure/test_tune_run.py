@@ -134,3 +134,4 @@ def test_door_turns_nobody_away_while_settings_are_compared(tmp_path: Path) -> N
 
 def test_tuned_file_is_another_one() -> None:
     assert tuned_path(Path("/etc/rack.yaml")) == Path("/etc/rack.tuned.yaml")
+    assert tuned_path(Path("/data/m.Q8_0.gguf")) == Path("/data/m.Q8_0.tuned.yaml")

@@ -12,10 +12,11 @@ import typer
 from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
-from llamarack.cli.tune import _start, tune_command
+from llamarack.cli.tune import _notes, _start, tune_command
 from llamarack.config import load, parse
 from llamarack.errors import InvalidRun, ModelError, UsageError
 from llamarack.measure.client import Client
+from llamarack.measure.point import Level
 from llamarack.measure.result import environment
 from llamarack.measure.tune import LevelGain, Outcome, Trial, claim_of
 from llamarack.measure.tune_record import Load, TuneResult, WeightsUsed, json_schema, to_json
@@ -101,6 +102,14 @@ def test_promise_that_nobody_keeps_names_what_could_be_kept() -> None:
         "no setting keeps ttft:1000,tpot:100 for a single request; the shortest medians were 100 ms to the first token "
         "and 10 ms per token"
     ]
+
+
+def test_loads_that_only_suit_the_file_are_named() -> None:
+    (note,) = _notes((Level(concurrency=16), Level(concurrency=64)), 4)
+    assert "add 4 to --concurrency" in note
+    assert _notes((Level(concurrency=4), Level(concurrency=64)), 4) == ()
+    assert _notes((Level(rate_per_s=2.0),), 4) == ()
+    assert conclusion(replace(found(BEST, OVER_OWN), notes=(note,)))[-1] == note
 
 
 def test_outcome_says_its_load_or_its_reason() -> None:

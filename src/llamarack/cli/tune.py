@@ -1,4 +1,4 @@
-"""`llamarack tune FILE`: measure settings of one model by goodput under a promise, write the better file.
+"""`llamarack tune FILE|MODEL`: measure settings of one model by goodput under a promise, write the better file.
 
 `tune_command(start)` makes the command; how a deployment is started is given to it, so that it can be tried without an
 engine.
@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from llamarack.cli.bench import levels, seconds
-from llamarack.cli.serve import rack_name
+from llamarack.cli.serve import load_target, rack_name
 from llamarack.cli.started_rack import started_rack
-from llamarack.config import Deployment, load, to_yaml
+from llamarack.config import Deployment, to_yaml
 from llamarack.engine.version import engine_version
 from llamarack.errors import InvalidRun, UsageError
 from llamarack.hardware.detect import detect_machine
@@ -71,7 +71,7 @@ _UNSET = Target(url="", host="", port=0)  # each trial has its own
 
 def tune_command(start: StartRack) -> Callable[..., None]:
     def tune(
-        file: Annotated[Path, typer.Argument(help="deployment file")],
+        file: Annotated[Path, typer.Argument(metavar="FILE|MODEL", help="deployment file, or a model as it is")],
         slo: Annotated[str, typer.Option(help="the promise, in ms")] = "ttft:1000,tpot:100",
         model: Annotated[str | None, typer.Option(help="default: the only one of the file")] = None,
         concurrency: Annotated[
@@ -115,7 +115,7 @@ def tune_command(start: StartRack) -> Callable[..., None]:
         )
         target = output or tuned_path(file)
         _require_writable(target, file)
-        deployment = load(file).deployment
+        deployment = load_target(file, host=None, port=None)
         if is_running(rack_paths(rack_name(file))):
             raise UsageError(
                 f"`{file}` is running; its settings are tried one after the other on the same cards",
@@ -184,6 +184,7 @@ class _Run:
             load=_load(settings),
             start=space.start,
             outcomes=(),
+            notes=_notes(settings.levels, own_sequences(subject)),
         )
 
     async def run(self, start: StartRack, budget: Budget) -> tuple[TuneResult, int]:
@@ -258,6 +259,8 @@ class _Run:
             f"{load.slo}; {levels}; {requests_text(load.requests)} requests of {tokens} at each"
         )
         most = self._space.most_trials
+        for note in self._result.notes:
+            self._people.print(f"[yellow]note[/]: {escape(note)}")
         self._people.print(
             f"at most {most} settings, most searches end sooner; then {self._confirmations} rounds of the best beside "
             "the engine's own settings and the file"
@@ -309,6 +312,16 @@ def _levels(concurrency: str | None, rate: str | None, space: Space, own_sequenc
     own, mine = own_sequences, space.start.sequences or 1
     wanted = {max(1, mine // 2), mine, 2 * mine, *([own] if own < mine // 2 else [])}
     return tuple(Level(concurrency=each) for each in sorted(wanted))
+
+
+def _notes(chosen: tuple[Level, ...], own_sequences: int) -> tuple[str, ...]:
+    least = min((level.concurrency for level in chosen if level.concurrency is not None), default=0)
+    if least <= own_sequences:
+        return ()
+    return (
+        f"no load is as small as the {own_sequences} sequences that the engine itself runs, so its own settings look "
+        f"worse here than they need to: add {own_sequences} to --concurrency",
+    )
 
 
 def _load(settings: Settings) -> Load:

@@ -43,7 +43,8 @@ class Load:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneResult:
     """`start`: the file as it is. `best` None: nothing could be measured, or the run was ended before its end.
-    `is_better`: shown to beat the file; `written`: the new file then.
+    `is_better`: shown to beat the file; `written`: the new file then. `notes`: what a reader must know to read the
+    figures right.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -61,6 +62,7 @@ class TuneResult:
     is_interrupted: bool = False
     is_out_of_time: bool = False
     written: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def to_json(result: TuneResult) -> bytes:

@@ -142,5 +142,6 @@ def _level_seen(point: PointResult) -> LevelSeen:
 
 
 def tuned_path(file: Path) -> Path:
-    """Beside the file; the file itself is never overwritten."""
-    return file.with_name(f"{file.stem}.tuned{file.suffix}")
+    """Beside the file or the model; the file itself is never overwritten."""
+    suffix = file.suffix if file.suffix in {".yaml", ".yml"} else ".yaml"
+    return file.with_name(f"{file.stem}.tuned{suffix}")

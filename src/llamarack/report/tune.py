@@ -145,7 +145,7 @@ def conclusion(result: TuneResult) -> list[str]:
         lines.append("its answers differ with the precision: llamarack verify compares them before it is used")
     if result.is_out_of_time:
         lines.append("the time was up before all settings were tried")
-    return lines
+    return [*lines, *result.notes]
 
 
 def nothing_kept(result: TuneResult) -> str:
