@@ -189,11 +189,17 @@ def against_plan(result: BenchResult) -> Table | None:
     rows = [
         _planned_row(point, planned)
         for point, planned in zip(result.points, plan.points, strict=True)
-        if planned is not None and any(each.predicted is not None for each in planned.compared)
+        if planned is not None and _says_something(planned)
     ]
     if not rows:
         return None
     return Table(title="Against the plan", headers=_PLAN_HEADERS, rows=tuple(rows), note=_plan_note(plan))
+
+
+def _says_something(planned: Planned) -> bool:
+    """A share of the limit may be known where no speed is predicted: an engine that counts its own work."""
+    shares = (planned.limit.memory_bandwidth_fraction, planned.limit.arithmetic_fraction)
+    return any(share is not None for share in shares) or any(each.predicted is not None for each in planned.compared)
 
 
 def _planned_row(point: PointResult, planned: Planned) -> tuple[str, ...]:
