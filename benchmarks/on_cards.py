@@ -120,6 +120,7 @@ def one_run(run: dict[str, Any], folder: Path, start_s: float) -> dict[str, Any]
             url = f"http://127.0.0.1:{status['gateway']['port']}"
             record["bench"] = load(url, run["bench"], folder / "bench")
             record["after_load_mib"] = card_mib()
+            record["watched"] = (status_of(paths) or {}).get("cards")
             if run.get("beside_engine"):
                 record["beside_engine"] = beside_engine(run, url, paths, folder)
     finally:
