@@ -11,7 +11,8 @@ from llamarack.judge.bench_run import BenchRun, is_interleaved, read_bench_run
 from llamarack.judge.compare import CompareResult, Decision, compare
 from llamarack.judge.facts import Facts, save_facts
 from llamarack.judge.gates import Gates, parse_gates
-from llamarack.judge.verdict import Bounds, judge
+from llamarack.judge.verdict import judge
+from llamarack.judge.verify_result import Bounds
 from llamarack.measure.result import read_result, write_result
 from llamarack.report.compare import compare_html, compare_junit, compare_markdown
 from tests.judge.bench_folders import write_bench_folder

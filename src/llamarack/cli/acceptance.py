@@ -46,9 +46,10 @@ from llamarack.judge.facts import Facts, save_facts
 from llamarack.judge.gates import Gates, load_gates
 from llamarack.judge.passes import Passes, collect_candidate, collect_reference
 from llamarack.judge.proofs import Proof, outdated, read_proofs, remember
-from llamarack.judge.verdict import Bounds, VerifyResult, judge
+from llamarack.judge.verdict import judge
 from llamarack.judge.verify_record import RESULT_NAME as VERIFY_NAME
 from llamarack.judge.verify_record import write_result as write_verify
+from llamarack.judge.verify_result import Bounds, VerifyResult
 from llamarack.measure.client import Client
 from llamarack.measure.result import RESULT_NAME, BenchResult
 from llamarack.measure.run import run_bench

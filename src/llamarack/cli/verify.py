@@ -29,8 +29,9 @@ from llamarack.judge.passes import (
     collect_reference,
     collect_restarted,
 )
-from llamarack.judge.verdict import Bounds, Verdict, VerifyResult, judge
+from llamarack.judge.verdict import judge
 from llamarack.judge.verify_record import RESULT_NAME, to_json, write_result
+from llamarack.judge.verify_result import Bounds, Verdict, VerifyResult
 from llamarack.judge.weights import compare_files
 from llamarack.measure.client import Client
 from llamarack.measure.prompts import load_questions
