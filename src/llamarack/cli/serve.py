@@ -165,9 +165,10 @@ def _detach(paths: RackPaths) -> None:
             continue
         replicas = [replica for model in record["models"] for replica in model["replicas"]]
         ready = sum(replica["state"] == "ready" for replica in replicas)
+        gateway = record["gateway"]
         # With none ready the rack ends by itself and tells why.
-        if ready and all(replica["state"] in {"ready", "failed"} for replica in replicas):
-            gateway = record["gateway"]
+        is_settled = ready and all(replica["state"] in {"ready", "failed"} for replica in replicas)
+        if is_settled and gateway["is_current"]:
             url = f"{'https' if gateway['tls'] else 'http'}://{gateway['host']}:{gateway['port']}/v1"
             people.print(f"ready  {url}   rack [bold]{escape(paths.name)}[/]")
             if ready < len(replicas):

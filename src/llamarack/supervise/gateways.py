@@ -135,6 +135,20 @@ class GatewayPool:
     def in_flight_total(self) -> int:
         return sum(sum(counts.in_flight.values()) + sum(counts.queued.values()) for counts in self.counts.values())
 
+    def has_acted_on(self, version: int) -> bool:
+        """Whether every worker is here and lets requests in by this table."""
+        current = [counts for counts in self.counts.values() if counts.table_version >= version]
+        return len(current) >= self.settings.workers
+
+    async def acted_on(self, version: int, timeout_s: float) -> bool:
+        """The same once it is so; False when that takes too long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self.has_acted_on(version):
+                    await self.heard.wait()
+                return True
+        return False
+
     async def drained(self, replica: str | None, version: int, timeout_s: float) -> bool:
         """Waits until every worker has acted on `version` and nothing runs on `replica` (None: at all)."""
         deadline = time.monotonic() + timeout_s

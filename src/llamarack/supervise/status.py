@@ -75,6 +75,7 @@ def _gateway(supervisor: Supervisor) -> dict[str, Any]:
             {"worker": worker, "pid": child.pid, "connected": worker in pool.counts}
             for worker, child in sorted(pool.children.items())
         ],
+        "is_current": pool.has_acted_on(supervisor.table().version),
         "running": sum(sum(counts.in_flight.values()) for counts in pool.counts.values()),
         "queued": sum(sum(counts.queued.values()) for counts in pool.counts.values()),
         "traffic": [

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from llamarack.supervise.preparing import Prepared
 
 _STOP_TIMEOUT_S = 90.0
+_HEARD_TIMEOUT_S = 60.0  # a worker hears of a ready replica within milliseconds, once it has started
 _CHANGE = "-"  # among the tasks; no replica is called so
 _REPLICA_FILE = re.compile(r"(.+-\d+(?:-g\d+)?)(?:\.log(?:\.\d)?)?")
 _QUIET_S = 0.6  # longer than the gateways take to report that they are idle
@@ -448,10 +449,14 @@ class Supervisor:
         self._asked_stop.set()
 
     async def until_settled(self) -> bool:
-        """Waits until every replica is ready or will not be soon. True: all ready."""
+        """Waits until every replica is ready or will not be soon, and requests are let in to those that are. True: all
+        ready."""
         settled = {State.READY, State.FAILED, State.STOPPED}
         while self._changing() or not all(replica.state in settled for replica in self.replicas):
             await self._moved.wait()
+        if not await self.gateways.acted_on(self._version, _HEARD_TIMEOUT_S):
+            self.journal.error("gateway_silent", f"a gateway worker says nothing for {_HEARD_TIMEOUT_S:g} s")
+            return False
         return all(replica.state is State.READY for replica in self.replicas)
 
     async def drain_replica(self, name: str) -> bool:
