@@ -363,7 +363,6 @@ class Generation:
         """The answer a piece at a time, with what was ordered to happen after so many tokens."""
         engine, faults, seen = self.engine, self.faults, self.seen
         seen.phase = "prefill"
-        engine.prompt_tokens += self.prompt_count
         self.held = self.prompt_count
         engine.hold(self.held)
         engine.hung |= faults.hang_engine or (engine.faults.needs_grandchild and not all_live(engine.grandchildren))
@@ -373,6 +372,7 @@ class Generation:
         while (left_s := ends - time.monotonic()) > 0:
             await asyncio.sleep(min(0.05, left_s))
             engine.steps += 1
+        engine.prompt_tokens += self.prompt_count  # read: real engines count a prompt with its first token
         wanted = engine.answer_tokens if self.limit is None else min(self.limit, engine.answer_tokens)
         source = GARBAGE if faults.garbage else TOKENS
         piece = ""
