@@ -41,7 +41,7 @@ class Chaos:
     answered: int = 0
     broken: int = 0
     _struck: set[str] = field(default_factory=set)  # keys of endpoints: an engine's next life has another
-    _hung: set[str] = field(default_factory=set)
+    _hanging: set[str] = field(default_factory=set)
 
     def take(self, entry: Entry) -> None:
         """For the journal's `on_entry`."""
@@ -58,7 +58,7 @@ class Chaos:
             "crashed": self._signalled(signal.SIGSEGV),
             "keeper killed": self._keeper_killed,
             "paused": self._paused,
-            "hung": self._ordered(hang_engine=True),
+            "hung": self._hung,
             "crashes after 3 tokens": self._ordered(crash_after=3),
             "closes its streams": self._ordered_for_a_while({"close_after": 2}, {"close_after": None}),
             "refuses": self._ordered_for_a_while({"refuse": 503}, {"refuse": 0}),
@@ -89,7 +89,7 @@ class Chaos:
             each
             for each in ready
             if any(other is not each for other in whole)
-            and _key(each) not in self._hung
+            and _key(each) not in self._hanging
             and (each.id.startswith("fake") or not fake_only)
         ]
         return self.chance.choice(allowed) if allowed else None
@@ -130,6 +130,11 @@ class Chaos:
             os.kill(pid, signal.SIGCONT)
         return True
 
+    async def _hung(self) -> bool:
+        """One at a time: it holds what it was given until it is found."""
+        living = {_key(replica) for replica in self.rack.supervisor.replicas}
+        return not living & self._hanging and await self._ordered(hang_engine=True)()
+
     def _ordered(self, **faults: object) -> Strike:
         async def strike() -> bool:
             victim = self._victim(fake_only=True)
@@ -147,7 +152,7 @@ class Chaos:
             is_taken = False
         self._struck.add(_key(victim))
         if is_taken and "hang_engine" in faults:
-            self._hung.add(_key(victim))
+            self._hanging.add(_key(victim))
         return is_taken
 
     def _ordered_for_a_while(self, faults: dict[str, object], healed: dict[str, object]) -> Strike:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from llamarack.errors import NeverReady
 from llamarack.plan.record import CardPlan, Terms
+from llamarack.supervise import card_return
 from llamarack.supervise.card_share import held_bytes, require_shares
 from llamarack.supervise.supervisor import Supervisor
 from llamarack.units import GIB, MIB
@@ -119,3 +120,36 @@ async def test_a_start_that_fills_both_cards_serves_and_tells_what_they_hold(tmp
         assert rack.supervisor.replicas[0].card_held_bytes == {"GPU-0": _USED_BYTES, "GPU-1": _USED_BYTES}
     finally:
         await rack.stop()
+
+
+@pytest.mark.process
+@pytest.mark.fault(
+    "card memory that comes back late after a stop", "waited for before `stopped` is said; told with its bytes if never"
+)
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_stopped_is_said_once_the_cards_memory_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    left = _FREE_BYTES - _USED_BYTES
+    taken: dict[str, int | None] = {"GPU-0": left, "GPU-1": left}
+    partly: dict[str, int | None] = {"GPU-0": _FREE_BYTES, "GPU-1": left}
+    rack = _rack(tmp_path, taken)
+    await rack.start()
+    try:
+        await rack.until_ready()
+        supervisor = rack.supervisor
+        assert isinstance(supervisor, _RecordedCards)
+        if not comes_back:
+            monkeypatch.setattr(card_return, "_TIMEOUT_S", 0.5)
+        whole: dict[str, int | None] = {"GPU-0": _FREE_BYTES, "GPU-1": _FREE_BYTES}
+        supervisor.answers = [taken, taken, partly, whole if comes_back else partly]
+    finally:
+        await rack.stop()
+    assert len(supervisor.answers) == 1  # looked at until the last of them
+    told = [entry for entry in supervisor.journal.recent if entry.kind == "memory_not_back"]
+    assert [entry.data["missing_bytes"] for entry in told] == ([] if comes_back else [_USED_BYTES])
+    kinds = [entry.kind for entry in supervisor.journal.recent]
+    assert "stopped" in kinds
+    if not comes_back:
+        assert kinds.index("memory_not_back") < kinds.index("stopped")
+        assert "GPU-1" in told[0].message

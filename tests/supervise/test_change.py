@@ -119,6 +119,7 @@ async def test_rolling_reloads_under_streams_lose_not_one_request(tmp_path: Path
     assert not left_of(tmp_path)
 
 
+@pytest.mark.fault("two racks on one machine", "one load at a time across both")
 async def test_two_racks_on_one_machine_load_one_at_a_time(tmp_path: Path) -> None:
     one, two = ([{"model": name, "load_s": 0.3}] * 2 for name in ("one", "two"))
     async with running_rack(tmp_path / "one", one) as first, running_rack(tmp_path / "two", two) as second:
@@ -130,6 +131,16 @@ async def test_two_racks_on_one_machine_load_one_at_a_time(tmp_path: Path) -> No
         entries = [*first.supervisor.journal.recent, *second.supervisor.journal.recent]
         assert _most_loading(sorted(entries, key=lambda entry: entry.time_unix_s)) == 1
     assert not left_of(tmp_path)
+
+
+async def test_of_two_changes_at_once_one_is_refused(tmp_path: Path) -> None:
+    async with running_rack(tmp_path, [{}]) as rack:
+        await rack.until_ready()
+        both = [_reload(rack, [{}], restart=True) for _ in range(2)]
+        answers = await asyncio.gather(*both, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [dict, UsageError]
+        assert await _ended(rack) is Ended.DONE
+        assert _ids(rack) == ["fake-0-g2"]
 
 
 async def test_swap_releases_the_old_model_first_where_both_do_not_fit(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import psutil
 import pytest
 
@@ -105,6 +107,38 @@ async def test_killed_engine_is_restarted_and_only_what_had_streamed_is_lost(tmp
     assert not left_of(tmp_path)
 
 
+@pytest.mark.fault("engine dead, one of its ranks slow to end", "no request is sent there from the first moment on")
+async def test_engine_whose_rank_is_slow_to_end_gets_no_request_meanwhile(tmp_path: Path) -> None:
+    async with running_rack(tmp_path, [{"grandchild": True}]) as rack:
+        await rack.until_ready()
+        victim = rack.supervisor.replicas[0]
+        seen: list[tuple[State, bool]] = []
+        rack.supervisor.on_change.append(lambda: seen.append((victim.state, bool(victim.child and victim.child.exit))))
+        assert victim.child is not None
+        assert victim.child.pid is not None
+        os.kill(victim.child.pid, signal.SIGKILL)
+        await rack.until(lambda: "died" in rack.kinds())
+        assert seen[0] == (State.BACKOFF, False)  # told before the last of its processes had gone
+        assert victim.last_death is not None
+        assert victim.last_death.while_state is State.READY
+    assert not left_of(tmp_path)
+
+
+@pytest.mark.fault("keeper of an engine killed -9", "the engine and its ranks end with it, then it is started again")
+async def test_engine_whose_keeper_is_killed_is_told_as_that(tmp_path: Path) -> None:
+    async with running_rack(tmp_path, [{}]) as rack:
+        await rack.until_ready()
+        victim = rack.supervisor.replicas[0]
+        assert victim.child is not None
+        assert victim.child.keeper_pid is not None
+        os.kill(victim.child.keeper_pid, signal.SIGKILL)
+        await rack.until(lambda: "died" in rack.kinds())
+        assert victim.last_death is not None
+        assert victim.last_death.cause == "keeper_lost"
+        await rack.until_ready()
+    assert not left_of(tmp_path)
+
+
 @pytest.mark.fault("gateway killed -9", "started again on the same port, engines stay")
 async def test_killed_gateway_is_restarted_on_the_same_port_and_engines_stay(tmp_path: Path, fault: Fault) -> None:
     async with running_rack(tmp_path, [{}]) as rack:
@@ -131,7 +165,27 @@ async def test_crash_loop_ends_in_failed_and_the_other_replica_serves_on(tmp_pat
         await rack.until(lambda: rack.supervisor.replicas[0].state is State.READY)
         await until_http_ready(rack.url)
         assert (await stream_once(rack.url, tokens=3)).fault is None
+        status, told = await _ready(rack.url)
+        assert (status, told["replicas"]) == (200, {"fake-0": "ready", "fake-1": "failed"})
     assert not left_of(tmp_path)
+
+
+@pytest.mark.fault("crash loop of a model's every replica", "`/ready` is 503 and names the model; the others serve on")
+async def test_model_that_failed_is_named_by_ready_and_the_other_model_serves_on(tmp_path: Path) -> None:
+    faults = [{}, {"model": "other", "crash_in_load": True, "load_error": "something unheard of"}]
+    async with running_rack(tmp_path, faults, restarts={"max": 1, "window_s": 600}) as rack:
+        assert not await asyncio.wait_for(rack.supervisor.until_settled(), DEADLINE_S)
+        status, told = await _ready(rack.url)
+        assert (status, told["models_not_ready"]) == (503, ["other"])
+        assert told["replicas"] == {"fake-0": "ready", "other-0": "failed"}
+        assert (await stream_once(rack.url, tokens=3)).fault is None
+        assert "HTTP 503" in str((await stream_once(rack.url, tokens=3, model="other")).fault)
+    assert not left_of(tmp_path)
+
+
+async def _ready(url: str) -> tuple[int, Any]:
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/ready") as response:
+        return response.status, await response.json()
 
 
 async def test_cause_that_the_next_start_meets_again_is_not_tried_again(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from llamarack.paths import RackPaths, make_private, rack_paths
 from llamarack.supervise.admin import ask
 from llamarack.supervise.layout import slug
 from llamarack.supervise.rack import run_rack
-from llamarack.supervise.supervisor import Source, Supervisor, is_running
+from llamarack.supervise.rack_lock import is_running
+from llamarack.supervise.supervisor import Source, Supervisor
 
 Rack = Annotated[str | None, typer.Option("--rack", help="Name of the rack; default: the file's stem.")]
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="Folder for state and sockets.")]

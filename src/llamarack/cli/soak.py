@@ -29,7 +29,7 @@ from llamarack.measure.target import Endpoint, Target, parse_target
 from llamarack.paths import RackPaths, make_private, rack_paths
 from llamarack.report.soak import RESULT_NAME, print_soak, write_soak_report
 from llamarack.supervise.admin import ask
-from llamarack.supervise.supervisor import is_running
+from llamarack.supervise.rack_lock import is_running
 from llamarack.units import format_duration
 
 _EXIT_INTERRUPTED, _EXIT_TERMINATED = 130, 143

@@ -132,6 +132,10 @@ class GatewayPool:
                 del self._links[worker]
                 self.counts.pop(worker, None)
 
+    def in_flight(self, replica: str) -> int:
+        """Requests there, over all workers."""
+        return sum(counts.in_flight.get(replica, 0) for counts in self.counts.values())
+
     def in_flight_total(self) -> int:
         return sum(sum(counts.in_flight.values()) + sum(counts.queued.values()) for counts in self.counts.values())
 
@@ -154,10 +158,10 @@ class GatewayPool:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             behind = any(self._has_not_seen(worker, version) for worker in self._links)
-            busy = sum(
-                counts.in_flight.get(replica, 0) if replica else sum(counts.in_flight.values())
-                for counts in self.counts.values()
-            )
+            if replica is None:
+                busy = sum(sum(counts.in_flight.values()) for counts in self.counts.values())
+            else:
+                busy = self.in_flight(replica)
             if not behind and not busy:
                 return True
             with contextlib.suppress(TimeoutError):
