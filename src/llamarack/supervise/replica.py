@@ -39,6 +39,7 @@ T = TypeVar("T")
 _ANSWER_POLL_S = 0.05
 _CONDEMNED_GRACE_S = 1.0  # what does not answer will hardly end in order, and its requests wait
 _LEAST_WARM_UP_S = 30.0
+_CARD_LOOK_S = 5.0
 # A whole micro-batch on cards, where kernels are chosen by shape; on the CPU nothing is compiled, and a long prompt
 # would only make every start a second longer.
 _LONG_PROMPT_TOKENS = 512
@@ -279,6 +280,14 @@ class Replica:
         free = await self._world.card_free_bytes()
         return {uuid: free[uuid] for uuid in self.spec.card_uuids if uuid in free}
 
+    async def _card_free_bytes_if_told(self) -> Mapping[str, int | None]:
+        """Empty where the driver fails or stalls: a lost card must not keep an engine from its end."""
+        try:
+            async with asyncio.timeout(_CARD_LOOK_S):
+                return await self._card_free_bytes()
+        except (LlamarackError, OSError, TimeoutError):
+            return {}
+
     async def _warm_up(self, timeout_s: float) -> None:
         from llamarack.supervise.engine_client import EngineClient
         from llamarack.supervise.warmup import warm_up
@@ -376,7 +385,7 @@ class Replica:
         if self.child is None:
             return
         if self.child.exit is None:
-            free_bytes = await self._card_free_bytes()
+            free_bytes = await self._card_free_bytes_if_told()
             await self.child.stop(grace_s=grace_s)
             await self._until_memory_is_back(free_bytes)
         await self.child.release()
@@ -389,7 +398,7 @@ class Replica:
         if not before:
             return
         expected = expected_bytes(self.spec.candidate.cards, self.card_held_bytes)
-        for uuid, missing in (await missing_bytes(expected, before, self._card_free_bytes)).items():
+        for uuid, missing in (await missing_bytes(expected, before, self._card_free_bytes_if_told)).items():
             self._world.journal.warn(
                 "memory_not_back",
                 f"all of its processes have gone, but {format_bytes(missing)} of card {uuid} have not come back",
