@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from llamarack.errors import DoesNotFit, UsageError
+from llamarack.errors import DoesNotFit, HardwareError, UsageError
 from llamarack.supervise.admin import ask
 from llamarack.supervise.canary import Trial
 from llamarack.supervise.change import Outcome as Ended
@@ -141,6 +141,27 @@ async def test_of_two_changes_at_once_one_is_refused(tmp_path: Path) -> None:
         assert [type(answer) for answer in answers] == [dict, UsageError]
         assert await _ended(rack) is Ended.DONE
         assert _ids(rack) == ["fake-0-g2"]
+
+
+@pytest.mark.fault("NVIDIA's driver stalls in the middle of a change", "the change goes back, everything serves on")
+async def test_driver_that_does_not_answer_brings_a_change_back_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stalled() -> dict[int, int]:
+        raise HardwareError("NVIDIA's driver did not answer within 20 s", hint="dmesg")
+
+    async with running_rack(tmp_path, [{}]) as rack:
+        await rack.until_ready()
+        await until_http_ready(rack.url)
+        await _reload(rack, [{"pings": True}])
+        monkeypatch.setattr(rack.supervisor, "free_bytes", stalled)
+        assert await _ended(rack) is Ended.ROLLED_BACK
+        assert rack.supervisor.change is not None
+        record = rack.supervisor.change.record()
+        assert ("did not answer" in record["message"], record["exit_code"]) == (True, 3)
+        assert _ids(rack) == ["fake-0"]
+        assert (await stream_once(rack.url, tokens=3)).fault is None
+    assert not left_of(tmp_path)
 
 
 async def test_swap_releases_the_old_model_first_where_both_do_not_fit(tmp_path: Path) -> None:

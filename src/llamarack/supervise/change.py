@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 from llamarack.config import Deployment
+from llamarack.errors import HardwareError
 from llamarack.supervise.canary import Trial
 from llamarack.supervise.change_failure import Failure, asked_back
 from llamarack.supervise.change_units import in_words, step_words, unit_of, units_of
@@ -86,6 +87,7 @@ class Change:
         self.done = asyncio.Event()
         self._rack = rack
         self._abort = asyncio.Event()
+        self._free_known: Mapping[int, int] = {}
         self._started: set[str] = set()
         self._given_up: set[str] = set()  # brought back once, and down again
         self._ready_before: dict[str, int] = {}
@@ -120,7 +122,7 @@ class Change:
         await self._back(self.failure)
 
     async def _forward(self) -> None:
-        steps, _ = self.foresee(await self._rack.free_bytes())
+        steps, _ = self.foresee(await self._free_bytes())
         self._steps_total = len(steps)
         count = f"{len(steps)} step{'' if len(steps) == 1 else 's'}" if steps else "settings alone"
         self._note("change_started", f"changes to generation {self.generation}: {count}", steps=in_words(steps))
@@ -147,7 +149,7 @@ class Change:
             hint=failure.hint,
         )
         self._rack.changed()
-        self._steps_total = self._steps_done + len(self._way_back(await self._rack.free_bytes()))
+        self._steps_total = self._steps_done + len(self._way_back(await self._free_bytes()))
         waits = True
         while (step := await self._next(self.old, waits=waits)) is not None:
             if isinstance(step, Blocked):  # it ran before: if it cannot now, its own restarts will tell
@@ -170,7 +172,7 @@ class Change:
         return foreseen(self._running(), units_of(self.old), free_bytes, self._ready_before)[0]
 
     async def _next(self, target: Mapping[str, ReplicaSpec], *, waits: bool = True) -> Step | Blocked | None:
-        free = await self._rack.free_bytes()
+        free = await self._free_bytes()
         return next_step(self._running(), units_of(target), free, self._ready_before, waits=waits)
 
     async def _take(self, step: Step, target: Mapping[str, ReplicaSpec], *, abortable: bool = True) -> None:
@@ -235,7 +237,7 @@ class Change:
             self._rack.shares[id] = trial.share
             if self._find(id) is None:
                 both = {id: self.new[id], **self._running_specs()}
-                step = next_step(self._running(), units_of(both), await self._rack.free_bytes(), {})
+                step = next_step(self._running(), units_of(both), await self._free_bytes(), {})
                 if not isinstance(step, Start):
                     words = step.words if isinstance(step, Blocked) else id
                     raise Failure(f"no room for a trial beside what runs: {words}", exit_code=4)
@@ -253,6 +255,16 @@ class Change:
         return on_trial(self.old, self.new)
 
     # -- what there is ------------------------------------------------------------------------------------------
+
+    async def _free_bytes(self) -> Mapping[int, int]:
+        """The way back must not end at a driver that does not answer: there the newest known counts. Raises Failure on
+        the way forward."""
+        try:
+            self._free_known = await self._rack.free_bytes()
+        except HardwareError as error:
+            if self.failure is None:
+                raise Failure(error.message, hint=error.hint, exit_code=error.exit_code) from error
+        return self._free_known
 
     def _find(self, id: str) -> Replica | None:
         return next((replica for replica in self._rack.replicas if replica.id == id), None)
