@@ -211,6 +211,25 @@ async def test_rack_whose_every_start_fails_ends_with_the_cause_and_the_log(tmp_
     await rack.stop()
 
 
+async def test_start_that_fails_before_it_writes_is_not_told_with_the_log_of_the_one_before(tmp_path: Path) -> None:
+    supervisor = fake_rack.build(tmp_path, [{}], restarts={"max": 0})
+    paths = supervisor.paths
+    in_the_way = paths.keeper_socket("fake-0")
+    in_the_way.mkdir(parents=True)
+    paths.logs.mkdir(parents=True)
+    paths.log_of("fake-0").write_text("unknown model architecture: 'mamba9'\n")
+    rack = RunningRack(supervisor)
+    await rack.start()
+    try:
+        await rack.until(lambda: "failed" in rack.kinds())
+        death = supervisor.replicas[0].last_death
+        assert death is not None
+        assert (death.cause, death.log_tail) == ("unrecognised", ())
+    finally:
+        await rack.stop()
+        in_the_way.rmdir()
+
+
 @pytest.mark.fault("engine never becomes ready", "ended at its deadline, which goes by size")
 async def test_engine_that_never_answers_is_ended_at_its_deadline(tmp_path: Path) -> None:
     supervisor = fake_rack.build(tmp_path, [{"never_ready": True, "start_deadline_s": 1.0}], restarts={"max": 0})

@@ -9,6 +9,14 @@ from pathlib import Path
 _LOG_TAIL_BYTES = 262_144
 
 
+def end_of(path: Path) -> int:
+    """Bytes that it has now: a start that fails before it writes must not be judged by the lines of the one before."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def read_tail(path: Path, since_bytes: int = 0) -> list[str]:
     """The last lines of a log, undecodable bytes replaced; empty when there is none.
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import asdict
@@ -15,21 +14,22 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from llamarack.config import Group
-from llamarack.engine.adaptor import Diagnosis, Endpoint, LaunchContext
+from llamarack.engine.adaptor import Diagnosis, Endpoint
 from llamarack.engine.device_memory import TermCheck, term_checks
 from llamarack.errors import LlamarackError, NeverReady
 from llamarack.hardware.loadlock import LoadLock
-from llamarack.paths import RackPaths, make_private
+from llamarack.paths import RackPaths
 from llamarack.supervise.card_return import expected_bytes, missing_bytes
 from llamarack.supervise.card_share import held_bytes, require_shares
 from llamarack.supervise.degrade import Rung
 from llamarack.supervise.journal import Journal
-from llamarack.supervise.keeping import GRACE_S, ChildSpec, KeptChild, start_child
+from llamarack.supervise.keeping import GRACE_S, KeptChild
 from llamarack.supervise.load_watch import look_at
 from llamarack.supervise.loading import Load
-from llamarack.supervise.log_tail import read_tail
+from llamarack.supervise.log_tail import end_of, read_tail
 from llamarack.supervise.post_mortem import Condemned, Died, NoRoom, diagnose, is_short_of_memory, why_given_up
 from llamarack.supervise.replica_record import Death, Degraded, Remembered, ReplicaSpec
+from llamarack.supervise.spawning import spawn
 from llamarack.supervise.start_order import take_load_lock, until_room
 from llamarack.supervise.state import Event, RestartPolicy, State, next_state
 from llamarack.supervise.step_down import as_degraded, next_smaller
@@ -203,7 +203,9 @@ class Replica:
         free_before: Mapping[str, int | None] = {}
         if not adopted:
             free_before = await self._card_free_bytes()
-            self.child = await self._spawn()
+            self._log_from_bytes = end_of(self.log_path)
+            spawned = await spawn(self.spec, self._world.paths, self._world.journal)
+            self.child, self.endpoint = spawned.child, spawned.endpoint
         self._step(Event.SPAWNED)
         await self._unless_over(self._until_answers(self.load), None)
         self._step(Event.ANSWERED)
@@ -224,36 +226,6 @@ class Replica:
         message = f"ready after {format_duration(self.start_seconds)}"
         checks = [asdict(check) for check in self.memory_checks]
         self._world.journal.note("ready", message, replica=self.id, seconds=self.start_seconds, memory=checks)
-
-    async def _spawn(self) -> KeptChild:
-        spec, paths = self.spec, self._world.paths
-        socket = paths.engine_socket(self.id)
-        context = LaunchContext(
-            replica=self.id,
-            model=spec.model,
-            group=spec.group,
-            path=spec.path,
-            candidate=spec.candidate,
-            card_uuids=spec.card_uuids,
-            files=make_private(paths.folder / "replicas" / self.id),
-            socket=socket,
-            key=secrets.token_urlsafe(32),
-        )
-        # In a thread: an engine that was updated meanwhile is asked for its options first.
-        launch = await asyncio.to_thread(spec.adaptor.launch, context)
-        self.endpoint = launch.endpoint
-        self._log_from_bytes = self.log_path.stat().st_size if self.log_path.exists() else 0
-        message = f"loads {spec.path.name} with {spec.adaptor.name}"
-        self._world.journal.note("starting", message, replica=self.id, argv=list(launch.argv))
-        return await start_child(
-            ChildSpec(
-                argv=launch.argv,
-                env=launch.env,
-                log_path=self.log_path,
-                control_socket=paths.keeper_socket(self.id),
-                unlink=[socket],
-            )
-        )
 
     async def _pause(self, seconds: float) -> None:
         """Raises _Stop when it is asked to stop meanwhile."""
