@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,33 @@ async def test_killed_gateway_is_restarted_on_the_same_port_and_engines_stay(tmp
         fault.is_over()
         assert (await stream_once(rack.url, tokens=3)).fault is None
         assert rack.supervisor.replicas[0].child is engine
+
+
+@pytest.mark.fault("gateway that cannot be started, or dies at once", "tried again, ever less often; engines stay")
+async def test_gateway_is_tried_again_until_it_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_rack(tmp_path, [{}]) as rack:
+        await rack.until_ready()
+        await until_http_ready(rack.url)
+        engine = rack.supervisor.replicas[0].child
+
+        def told() -> list[str]:
+            return [each.message for each in rack.supervisor.journal.recent if each.kind == "gateway_died"]
+
+        with monkeypatch.context() as broken:
+            broken.setattr(sys, "executable", "/nowhere/python")  # as in the middle of an upgrade
+            gateway = rack.supervisor.gateways.children[0]
+            assert gateway.pid is not None
+            os.kill(gateway.pid, signal.SIGKILL)
+            await rack.until(lambda: any("cannot be started" in each for each in told()))
+            broken.undo()
+            broken.setenv("PYTHONHOME", "/nowhere")  # it ends before its first line; a keeper takes no notice
+            await rack.until(lambda: sum("exit code 1; started again" in each for each in told()) >= 2)
+        waits = [each.rpartition(" in ")[2] for each in told() if "exit code 1" in each]
+        assert len(set(waits)) == len(waits)  # each longer than the one before
+        await until_http_ready(rack.url)
+        assert (await stream_once(rack.url, tokens=3)).fault is None
+        assert rack.supervisor.replicas[0].child is engine
+    assert not left_of(tmp_path)
 
 
 @pytest.mark.fault("crash loop", "capped by `restarts`, then `failed`; the others serve on")

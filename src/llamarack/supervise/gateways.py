@@ -28,9 +28,12 @@ from llamarack.supervise.memory_file import SavedGateway
 from llamarack.supervise.table import Table, to_json
 from llamarack.supervise.tally import Tally, total
 from llamarack.supervise.traffic import TrafficLog
+from llamarack.units import format_duration
 
 _BACKLOG = 1024
 _RESTART_WAIT_S = 0.2
+_LONGEST_WAIT_S = 10.0
+_LIVED_S = 5.0  # a worker that lived so long did not die of its start
 _DRAIN_POLL_S = 0.02
 
 
@@ -223,14 +226,31 @@ class GatewayPool:
         )
 
     async def _keep(self, worker: int) -> None:
+        """For ever: it is the only door. What dies at once is started ever less often."""
+        wait_s = _RESTART_WAIT_S
         while True:
-            child = self.children[worker]
+            child, since = self.children[worker], time.monotonic()
             await child.exited.wait()
             assert child.exit is not None
-            self._journal.error("gateway_died", f"gateway worker {worker}: {child.exit.words}; started again")
+            if time.monotonic() - since >= _LIVED_S:
+                wait_s = _RESTART_WAIT_S
+            self._journal.error(
+                "gateway_died",
+                f"gateway worker {worker}: {child.exit.words}; started again in {format_duration(wait_s)}",
+            )
             await child.release()
-            await asyncio.sleep(_RESTART_WAIT_S)
-            self.children[worker] = await self._start(worker)
+            while True:
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+                try:
+                    self.children[worker] = await self._start(worker)
+                    break
+                except (OSError, TimeoutError) as error:
+                    self._journal.error(
+                        "gateway_died",
+                        f"gateway worker {worker} cannot be started: {error or type(error).__name__}; "
+                        f"tried again in {format_duration(wait_s)}",
+                    )
 
     async def _end(self, child: KeptChild) -> None:
         if child.exit is None:
