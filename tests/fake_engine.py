@@ -48,7 +48,7 @@ class Faults:
     ignore_sigterm: bool = False
     grandchild: bool = False  # a child that ignores SIGTERM
     grandchild_setsid: bool = False  # one in a session of its own
-    metrics_lie: str = ""  # frozen (no token progress) | busy (one request always runs) | absent (404)
+    metrics_lie: str = ""  # frozen (no token progress) | busy (one request always runs) | absent (404) | nan
     stall_small: bool = False  # /tokenize and its like never answer
     spare_requests: int = 0  # the first N requests meet none of the faults below: warm-up makes 3
     header_delay_s: float = 0.0
@@ -566,7 +566,7 @@ def small_answer(engine: Engine, path: str, value: dict[str, Any]) -> Any:
 
 def metrics_text(engine: Engine) -> str:
     lie = engine.faults.metrics_lie
-    generated = 0 if lie == "frozen" else engine.generated_tokens
+    generated = {"frozen": 0, "nan": "NaN"}.get(lie, engine.generated_tokens)
     running = max(1, engine.running) if lie == "busy" else engine.running
     if engine.flavor == "vllm":
         names = ("generation_tokens_total", "prompt_tokens_total", "num_requests_running", "num_requests_waiting")
