@@ -51,7 +51,8 @@ proof-reloads: $(DEVELOPMENT)
 	  $(BIN)/python -m pytest tests/supervise/test_change.py -k rolling_reloads
 
 proof-chaos: $(DEVELOPMENT)
-	LLAMARACK_CHAOS_S=1800 $(BIN)/python -m pytest -s tests/supervise/test_chaos.py
+	LLAMARACK_CHAOS_S=1800 LLAMARACK_CHAOS_RESULT=$(CURDIR)/benchmarks/results/chaos.json \
+	  $(BIN)/python -m pytest -s tests/supervise/test_chaos.py
 
 # docs/faults.md from the tests' marks and times.
 docs-faults: $(DEVELOPMENT)
