@@ -17,10 +17,11 @@ from llamarack.errors import UsageError
 from llamarack.model.read import read_model
 from llamarack.paths import install_folder, rack_paths
 from llamarack.ship.bundle import containerfile_text
-from llamarack.ship.compose import compose_text
+from llamarack.ship.compose import compose_node_text, compose_text
 from llamarack.ship.container import USER_ID, contained
 from llamarack.ship.kubernetes import Cluster, kubernetes_text
 from llamarack.ship.service import model_paths, timing
+from llamarack.ship.spread import spread_of
 from llamarack.ship.systemd import Unit, unit_text
 from llamarack.supervise.layout import slug
 from llamarack.version import __version__
@@ -72,17 +73,32 @@ def systemd(
 def compose(
     file: File,
     image: Annotated[str, typer.Option(help="The image, made from a bundle.")] = f"llamarack:{__version__}",
+    node_rank: Annotated[
+        int, typer.Option("--node-rank", min=0, help="Of a model that spans several servers: for which of them.")
+    ] = 0,
 ) -> None:
     """Print a Compose file: cards, volumes, health by the load's deadline, time to drain."""
     deployment = config.load(file).deployment
-    inside = contained(deployment, _weights_bytes(deployment))
+    spread = spread_of(deployment)
+    if spread is not None and spread.is_here_alone:
+        raise UsageError(
+            f"model `{spread.model.name}`: engine_args.master-addr is {spread.address}, which the other servers cannot "
+            "reach",
+            hint="engine_args: {nnodes: ..., master-addr: ADDRESS-OF-NODE-0}, an address on the network between them",
+        )
+    inside = contained(deployment, _weights_bytes(deployment), is_on_host_network=spread is not None)
     keys = deployment.gateway.api_keys_file
     owner = (keys.stat().st_uid, keys.stat().st_gid) if keys is not None and keys.stat().st_uid else None
     if keys is not None and owner is None:
         people.print(
             f"[yellow]{escape(str(keys))} belongs to root[/]; the container does not run as root: chown {USER_ID} it"
         )
-    print(compose_text(inside, image=image, owner=owner), end="")
+    if node_rank:
+        print(compose_node_text(inside, node_rank, image=image, owner=owner), end="")
+    else:
+        print(compose_text(inside, image=image, owner=owner), end="")
+    if inside.others is not None:
+        people.print(f"[dim]this is node {node_rank} of {inside.others.count + 1}; --node-rank prints the others[/]")
     people.print("[dim]save it as compose.yaml, then: docker compose up -d[/]")
     people.print(
         "[dim]the image: llamarack bundle -o bundle, then docker build -t IMAGE bundle -f bundle/Containerfile[/]"
@@ -101,7 +117,7 @@ def kubernetes(
     """Print Kubernetes manifests: probes by the load's deadline, drain, cards, shared memory, no rights."""
     deployment = config.load(file).deployment
     cluster = Cluster(name=name, namespace=namespace, image=image, claim=claim, nodes=nodes)
-    inside = contained(deployment, _weights_bytes(deployment))
+    inside = contained(deployment, _weights_bytes(deployment), node_0=cluster.leader_address)
     print(kubernetes_text(inside, cluster, is_insecure_wanted=deployment.gateway.insecure), end="")
     people.print("[dim]save it as llamarack.yaml, then: kubectl apply -f llamarack.yaml[/]")
 
