@@ -112,6 +112,9 @@ def test_variables_that_the_page_names_are_read_by_the_program() -> None:
 
 
 def test_result_that_the_page_names_is_there_and_proves_it() -> None:
-    record = json.loads((DOCS.parent / "benchmarks" / "results" / "offline.json").read_text())
-    assert record["packets_sent_out"] == []
-    assert record["trap_catches"] is True
+    records = json.loads((DOCS.parent / "benchmarks" / "results" / "offline.json").read_text())
+    assert "llamacpp" in records
+    for record in records.values():
+        assert record["packets_sent_out"] == []
+        assert record["trap_catches"] is True
+        assert record["install_folder_unchanged"] is True
