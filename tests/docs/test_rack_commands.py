@@ -118,6 +118,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     finally:
         engine.kill()
         engine.wait()
+        (folder / "gateway.sock").unlink(missing_ok=True)
         reader.shell('"$PYTHON" -m llamarack stop --rack rack')
     deadline = time.monotonic() + 60
     while left_of(folder) and time.monotonic() < deadline:
