@@ -22,11 +22,12 @@ NO_COMMANDS = {"ARCHITECTURE.md", "docs/reference/cli.md"}
 # Run as they stand by tests/docs/test_commands.py. Exit statuses that a document may lead to on any machine: `check`
 # finds what there is, `plan` may say that it does not fit.
 QUICK: Mapping[str, set[int]] = {"plan": {0, 4}, "check": {0, 3}, "schema": {0}, "export": {0}, "keys": {0}}
+FOLLOWS = 124  # of timeout(1): what ends at Ctrl-C alone is ended so
 # Run on a rack of a tiny model by tests/docs/test_rack_commands.py, in the order of the documents. 6, 7: a few requests
 # prove nothing, and the commands say so.
 ON_RACK: Mapping[str, set[int]] = {
     "serve": {0},
-    "status": {0},
+    "status": {0, FOLLOWS},
     "curl": {0},
     "bench": {0, 7},
     "verify": {0, 6, 7},
@@ -40,6 +41,10 @@ ON_RACK: Mapping[str, set[int]] = {
 ELSEWHERE: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "llamarack engine install vllm": ("Makefile", ("engine install vllm --cpu",)),  # make test-vllm
     "llamarack engine install vllm --version 0.32.0": ("tests/engine/test_install.py", ('version="0.31.0"',)),
+    "llamarack --version": ("tests/ship/test_distribution.py", ('"--version"',)),
+    "make install": (".ci/run", ("make install-dev",)),  # the same rule, with what the tests need besides
+    "llamarack engine install llamacpp --cuda": ("tests/engine/test_install_llamacpp.py", ("cuda=True",)),
+    "llamarack soak rack.yaml --hours 24 -o soak": ("tests/measure/test_soak.py", ('"--hours", "0.002"', '"-o"')),
     "llamarack engine install llamacpp": ("tests/engine/test_install_llamacpp.py", ("install_llamacpp(",)),
     "llamarack engine install llamacpp --rpc": ("tests/engine/test_install_llamacpp.py", ("rpc=True",)),
     "llamarack node rack.yaml --node-rank 1": ("tests/cli/test_node.py", ('"--node-rank", "1")',)),
@@ -58,6 +63,7 @@ _NETWORK = "another project's command, and it needs a network"
 NOT_RUN: Mapping[str, str] = {
     "make demo": "installs from a package index and serves until Ctrl-C; tests/test_real_rack.py runs `demo`",
     "make test": "it is what runs these tests",
+    ". .venv/bin/activate": "changes the reader's own shell; made by Python's venv",
     "pip install huggingface_hub": _NETWORK,
     "pip install modelscope": _NETWORK,
     "hf download meta-llama/Llama-2-13b-chat-hf --local-dir /data/models/Llama-2-13b-chat-hf": _NETWORK,

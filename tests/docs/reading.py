@@ -65,6 +65,12 @@ def links(document: Path) -> list[str]:
     return [target for target in found if not re.match(r"[a-z]+:", target) and not target.startswith("#")]
 
 
+def anchors(document: Path) -> set[str]:
+    """Of its headings, as GitHub and GitLab name them."""
+    found = [line.lstrip("#").strip() for _, line in _prose(document) if line.startswith("#")]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
 def _lines(document: Path) -> Iterator[tuple[int, str, str | None]]:
     """(number, line, language of the block it stands in)."""
     language: str | None = None

@@ -28,6 +28,12 @@ def test_command_is_run_or_named_as_one_that_cannot_be(command: Command):
     )
 
 
+def test_no_command_hides_in_an_indented_block():
+    for document in DOCUMENTS:
+        for number, line in enumerate(document.read_text(encoding="utf-8").splitlines(), 1):
+            assert not line.startswith("    llamarack "), f"{document.name}:{number}: put it into a fence"
+
+
 def test_new_command_would_be_noticed():
     unknown = Command("docs/new.md", 1, ("llamarack", "frobnicate"), True, "llamarack frobnicate")
     assert fates(unknown) == []

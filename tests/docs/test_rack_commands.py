@@ -73,6 +73,8 @@ class Reader:
             if "--duration" in command.words:  # which excludes --requests
                 small = [*small[2:], "--duration", "1s", "--rate", "5,10"]
             text = f'"$PYTHON" -m {text} {" ".join(small)}'
+            if "--follow" in command.words:
+                text = f"timeout -s INT 5 {text}"
         return self.shell(text)
 
     def shell(self, text: str) -> subprocess.CompletedProcess[str]:
