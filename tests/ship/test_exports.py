@@ -16,7 +16,8 @@ from llamarack.ship.compose import compose_node_text, compose_text
 from llamarack.ship.container import contained
 from llamarack.ship.kubernetes import Cluster, kubernetes_text
 from llamarack.ship.service import cards_of, renumbered, timing
-from llamarack.ship.systemd import Unit, unit_text
+from llamarack.ship.spread import required_spread
+from llamarack.ship.systemd import NodeUnit, Unit, node_unit_text, unit_text
 from llamarack.units import GIB
 
 TWO_CARDS = """
@@ -225,16 +226,18 @@ def test_model_over_several_nodes_gets_a_compose_file_for_each() -> None:
     (device,) = node["deploy"]["resources"]["reservations"]["devices"]
     assert device["device_ids"] == ["2", "3"]
     with pytest.raises(UsageError, match="--node-rank 2") as caught:
-        compose_node_text(inside, 2, image="i", owner=None)
+        required_spread(_deployment(SPREAD), 2)
     assert caught.value.hint == "--node-rank 0 to 1"
     with pytest.raises(UsageError, match="span 1 node"):
-        compose_node_text(contained(_deployment(OPEN), WEIGHTS), 1, image="i", owner=None)
+        required_spread(_deployment(OPEN), 1)
 
 
 def test_what_cannot_span_nodes_is_refused_with_what_to_type() -> None:
     several = Cluster(**{**_fields(CLUSTER), "nodes": 3})
     with pytest.raises(UsageError, match="spans 2 nodes by itself"):
         _spread(several)
+    with pytest.raises(UsageError, match="has 44 letters; 43 is the most"):
+        _spread(Cluster(**{**_fields(CLUSTER), "name": "a" * 44}))
     with pytest.raises(UsageError, match="replicas: 2 copies"):
         contained(
             _deployment(SPREAD.replace("    tensor", "    replicas: 2\n    tensor").replace("[[2, 3]]", "auto")), {}
@@ -384,6 +387,28 @@ def test_systemd_accepts_the_unit(tmp_path: Path, user: str | None) -> None:
     file.write_text(unit_text(_unit(user=user)).replace("WatchdogSec", "WatchdogSecs"))
     done = subprocess.run([tool, "verify", str(file)], capture_output=True, text=True, timeout=60, check=False)
     assert "WatchdogSecs" in done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("user", ["root", None])
+def test_systemd_accepts_the_unit_of_another_node(tmp_path: Path, user: str | None) -> None:
+    unit = NodeUnit(
+        command=("/bin/true",),
+        file=Path("/etc/rack.yaml"),
+        rack="rack",
+        rank=1,
+        user=user,
+        models=(Path("/data/models"),),
+    )
+    settings = _settings(node_unit_text(unit))
+    assert settings["ExecStart"] == "/bin/true node /etc/rack.yaml --node-rank 1"
+    assert settings["Restart"] == "always"  # when node 0 is gone, it waits for the next one
+    tool = _validator("systemd-analyze")
+    file = tmp_path / f"{unit.name}.service"
+    file.write_text(node_unit_text(unit))
+    done = subprocess.run([tool, "verify", str(file)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert file.name not in done.stderr
 
 
 @pytest.mark.process

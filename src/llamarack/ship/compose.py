@@ -7,7 +7,6 @@ from typing import Any
 
 import yaml
 
-from llamarack.errors import UsageError
 from llamarack.ship.container import CACHE, FILE, NODE_FILE, PORT, SHARED_MEMORY, STATE, USER_ID, Contained
 from llamarack.ship.service import Cards
 
@@ -44,13 +43,8 @@ def compose_text(inside: Contained, *, image: str, owner: tuple[int, int] | None
 
 
 def compose_node_text(inside: Contained, rank: int, *, image: str, owner: tuple[int, int] | None) -> str:
-    """The file of another server than the first, where one model spans several. Raises UsageError for a wrong rank."""
-    count = 1 if inside.others is None else inside.others.count + 1
-    if inside.others is None or not 1 <= rank < count:
-        raise UsageError(
-            f"`--node-rank {rank}`: the models of this file span {count} node{'s' if count > 1 else ''}",
-            hint=f"--node-rank 0 to {count - 1}" if count > 1 else "leave --node-rank out",
-        )
+    """The file of another server than the first, where one model spans several."""
+    assert inside.others is not None
     service = {
         **_service(inside, image, owner, ["node", str(NODE_FILE), "--node-rank", str(rank)], file=NODE_FILE),
         # It ends when node 0 is gone, and waits for the next one.

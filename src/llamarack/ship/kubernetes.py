@@ -19,6 +19,8 @@ from llamarack.ship.compose import dump_all
 from llamarack.ship.container import CACHE, FILE, NODE_FILE, PORT, STATE, USER_ID, Contained
 from llamarack.ship.service import Cards
 
+# A StatefulSet's name and a hash of 10 make a label of 63 at most; the set's are named NAME-nodes-0.
+_SPREAD_NAME_MAX = 43
 # Endpoints are taken out while the pod is told to stop; so long new connections still come (Kubernetes, pod lifecycle).
 _UNREGISTER_S = 10
 _PROBE_S = 10
@@ -64,6 +66,12 @@ def kubernetes_text(inside: Contained, cluster: Cluster, *, is_insecure_wanted: 
                 f"`--nodes {cluster.nodes}` makes copies of a rack, and a model of this file spans "
                 f"{inside.others.count + 1} nodes by itself",
                 hint="leave --nodes out; for a second copy export again with another --name",
+            )
+        if len(cluster.name) > _SPREAD_NAME_MAX:
+            raise UsageError(
+                f"`--name {cluster.name}` has {len(cluster.name)} letters; {_SPREAD_NAME_MAX} is the most for a model "
+                "that spans nodes",
+                hint="--name llamarack",
             )
         leader = {**labels, _PART: "leader"}
         parts = [_config(inside, cluster, labels), _service(cluster, labels, leader)]

@@ -84,6 +84,18 @@ def spread_of(deployment: Deployment) -> Spread | None:
     return spread
 
 
+def required_spread(deployment: Deployment, rank: int) -> Spread:
+    """For the file of another node than the first. Raises UsageError where there is no node `rank`."""
+    spread = spread_of(deployment)
+    count = 1 if spread is None else spread.nodes
+    if spread is None or not 1 <= rank < count:
+        raise UsageError(
+            f"`--node-rank {rank}`: the models of this file span {count} node{'s' if count > 1 else ''}",
+            hint=f"--node-rank 0 to {count - 1}" if count > 1 else "leave --node-rank out",
+        )
+    return spread
+
+
 def alone(deployment: Deployment, spread: Spread) -> Deployment:
     """The deployment with that group and nothing else: all that the other nodes run, without a door and its keys."""
     model = spread.model.model_copy(update={"groups": [spread.group], "fallbacks": []})
