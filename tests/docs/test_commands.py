@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import typer
+import yaml
 
 from llamarack import cli
 from llamarack.plan.reference import LLAMA2
@@ -99,6 +100,19 @@ def test_quick_command_runs_as_it_stands(command: Command, place: Path, monkeypa
     )
     assert done.returncode in QUICK[command.words[1]], done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_quick_start_asks_for_the_model_by_the_name_that_its_plan_wrote(place: Path, tmp_path: Path):
+    text = (ROOT / "docs" / "quick-start.md").read_text()
+    (planned,) = [
+        one for one in OURS if one.document == "docs/quick-start.md" and one.is_whole and one.words[1] == "plan"
+    ]
+    words = [word.replace("/data/models", str(place / "models")) for word in planned.words[1:]]
+    words[words.index("-o") + 1] = str(tmp_path / "rack.yaml")
+    words += ["--gpus", "A100-80"]  # whatever this machine has
+    subprocess.run([sys.executable, "-m", "llamarack", *words], capture_output=True, timeout=180, check=True)
+    name = yaml.safe_load((tmp_path / "rack.yaml").read_text())["models"][0]["name"]
+    assert f'"model": "{name}"' in text
 
 
 @pytest.mark.parametrize("command", MADE, ids=str)

@@ -39,7 +39,7 @@ _SMALL = {
         "--output-tokens", "3", "--concurrency", "1", "--no-functional",
     ],
 }  # fmt: skip
-_NAME = "llama2-13b-chat"
+_NAME = "llama-2-13b-chat.Q8_0"  # as `plan -o` names it, by the file
 _LIMITS = {"context_tokens": 512, "sequences": 2, "threads": 1, "batch_tokens": 128}
 
 
