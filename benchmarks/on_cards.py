@@ -16,6 +16,7 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -163,8 +164,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600.0, help="no run begins later than this")
     parser.add_argument("--start-s", type=float, default=300.0, help="deadline of one start")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through `finally`: a rack left behind holds its cards
     ends = time.monotonic() + options.seconds
     work = options.output.with_suffix(".work")
+    shutil.rmtree(work, ignore_errors=True)
     for number, run in enumerate(yaml.safe_load(options.runs.read_text())):
         if time.monotonic() > ends:
             record: dict[str, Any] = {"name": run["name"], "failed": "not run: no time left"}
