@@ -67,19 +67,24 @@ def with_tokens_swapped(source: Path, target: Path, *, first: int = 300) -> Path
     return _written(reader, target)
 
 
-def requantized(source: Path, target: Path, kind: gguf.GGMLQuantizationType) -> Path:
-    """The same weights in another type; norms stay as they are."""
+def requantized(
+    source: Path, target: Path, kind: gguf.GGMLQuantizationType, *, through: gguf.GGMLQuantizationType | None = None
+) -> Path:
+    """The same weights in another type; norms stay as they are. `through`: rounded to this type first, all of them."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, "llama")
-    file_type = {"F16": gguf.LlamaFileType.MOSTLY_F16, "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0}
+    types = gguf.LlamaFileType
+    file_type = {"F32": types.ALL_F32, "F16": types.MOSTLY_F16, "Q8_0": types.MOSTLY_Q8_0}
     for name, field in reader.fields.items():
         if name.startswith("GGUF.") or name in {"general.architecture", "general.file_type"}:
             continue
         sub = field.types[-1] if field.types[0] is gguf.GGUFValueType.ARRAY else None
         writer.add_key_value(name, field.contents(), field.types[0], sub_type=sub)
-    writer.add_file_type(file_type.get(kind.name, gguf.LlamaFileType.MOSTLY_Q4_0))
+    writer.add_file_type(file_type.get(kind.name, types.MOSTLY_Q4_0))
     for tensor in reader.tensors:
         values = dequantize(tensor.data, tensor.tensor_type)
+        if through is not None:
+            values = dequantize(quantize(values, through), through)
         if len(tensor.shape) == 1:
             writer.add_tensor(tensor.name, values.astype(np.float32))
         else:

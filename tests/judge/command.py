@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 DEADLINE_S = 900.0  # two racks of a real engine on a machine that does other things
+START_DEADLINE_S = 600.0
 QUESTIONS = (
     {"id": "en", "language": "en", "prompt": "Explain to a sales team what a force majeure clause is."},
     {"id": "zh", "language": "zh", "prompt": "请解释什么是不可抗力条款。"},
@@ -63,7 +64,8 @@ def write_rack(folder: Path, name: str, path: Path, **settings: Any) -> Path:
     """A deployment file of one model on the processor; `settings` are laid over the model's."""
     model = {"name": name, "path": str(path), "gpus": [], "limits": dict(LIMITS)} | settings
     file = folder / f"{name}.yaml"
-    file.write_text(yaml.safe_dump({"models": [model], "gateway": {"port": 0}}))
+    supervise = {"start_deadline": START_DEADLINE_S}
+    file.write_text(yaml.safe_dump({"models": [model], "gateway": {"port": 0}, "supervise": supervise}))
     return file
 
 

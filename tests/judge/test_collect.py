@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamarack.errors import UsageError
-from llamarack.judge.asker import Generated, read_positions
+from llamarack.judge.asker import Asker, Generated, read_positions
 from llamarack.judge.collect import forced_positions, free_run
 from llamarack.judge.observation import Position, Ranked
+from llamarack.measure.client import Answer
 from llamarack.measure.prompts import Question
 
 PROMPT = (7, 8)
@@ -155,3 +156,26 @@ def test_log_probabilities_without_ids_are_refused(logprobs: dict[str, Any]) -> 
 
 def test_answer_without_log_probabilities_has_no_positions() -> None:
     assert read_positions(None) == ((), False)
+
+
+class Endpoint:
+    """Keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+
+    async def call(self, method: str, path: str, value: Any, *, timeout_s: float) -> Answer:
+        self.bodies.append(value)
+        return Answer(status=200, body=b'{"choices": [{"text": "", "logprobs": null}]}', elapsed_s=0.0)
+
+
+async def test_prefix_that_shall_be_computed_anew_is_found_in_no_engines_cache() -> None:
+    endpoint = Endpoint()
+    asker = Asker(endpoint, "m", top=10, timeout_s=1.0)  # type: ignore[arg-type]
+    for reuse in (True, False, False):
+        await asker.generate(PROMPT, max_tokens=1, reuse=reuse)
+    assert [body["cache_prompt"] for body in endpoint.bodies] == [True, False, False]  # llama.cpp
+    salts = [body.get("cache_salt") for body in endpoint.bodies]  # vLLM
+    assert salts[0] is None
+    assert salts[1]
+    assert salts[2] not in (None, salts[1])

@@ -11,6 +11,7 @@ raw ones, so a bias can make it sample a token of whole characters without chang
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +76,7 @@ class Asker:
         self, ids: Sequence[int], *, max_tokens: int, ignore_end: bool = False, reuse: bool = True
     ) -> Generated:
         """Greedy. With `ignore_end` it runs on; `top` still tells the end token where the model prefers it. `reuse`:
-        of the prompt cache (llama.cpp obeys; vLLM's is set at its start).
+        of the prompt cache; without it the prefix is computed anew.
 
         Raises EngineError (it refused or broke off), UsageError (over the limits, or no token ids).
         """
@@ -86,6 +87,8 @@ class Asker:
             )
         body: dict[str, Any] = {"prompt": list(ids), "max_tokens": max_tokens, "temperature": 0, "logprobs": self.top}
         body |= {"return_tokens_as_token_ids": True, "cache_prompt": reuse, "ignore_eos": ignore_end}
+        if not reuse:  # `cache_prompt` is llama.cpp's; vLLM finds nothing under a salt that nobody used
+            body["cache_salt"] = secrets.token_hex(8)
         choice, told = await self._complete(body)
         positions, has_gap = read_positions(choice.get("logprobs"))
         stopped = choice.get("finish_reason") == "stop"
