@@ -201,7 +201,7 @@ class _Run:
         loop.add_signal_handler(signal.SIGINT, stop, _EXIT_INTERRUPTED)
         loop.add_signal_handler(signal.SIGTERM, stop, _EXIT_TERMINATED)
         self._say_what()
-        listening = Listening(on_step=self._on_step, on_result=write_bench_report)
+        listening = Listening(on_step=self._on_step, on_retry=self._on_retry, on_result=write_bench_report)
         measure = measuring(self._subject, start, self._settings, listening)
         try:
             found = await search(
@@ -275,6 +275,9 @@ class _Run:
             self._people.print(f"[dim]{taken}[/] {len(self._outcomes) + 1}. {escape(name)}: {step.level}")
         else:
             self._people.print(f"[dim]   {step.level}[/]")
+
+    def _on_retry(self, trial: Trial, reason: str) -> None:
+        self._people.print(f"   [yellow]not valid, so once more[/]: {escape(reason)}")
 
     def _on_outcome(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)

@@ -44,6 +44,7 @@ class Listening:
     """Whoever is told what happens on the way."""
 
     on_step: Callable[[Trial, Step], None] = lambda _trial, _step: None
+    on_retry: Callable[[Trial, str], None] = lambda _trial, _reason: None
     on_result: Callable[[BenchResult, Path], object] = lambda _result, _folder: None
 
 
@@ -65,6 +66,7 @@ def measuring(subject: Subject, start: StartRack, settings: Settings, listening:
                 own = replace(settings, target=rack.target, rack=rack.source, folder=folder, model=subject.model)
                 result = await _bench(own, trial, listening)
                 if not any(point.valid for point in result.points):
+                    listening.on_retry(trial, outcome_of(trial, result.points, None, None).reason or "")
                     again = folder / "again"
                     again.mkdir()
                     result = await _bench(replace(own, folder=again), trial, listening)
