@@ -224,6 +224,12 @@ def test_promise_and_plan_have_their_charts_where_there_is_one() -> None:
     assert len(bench_charts(without, [])[0]) == 4
 
 
+def test_chart_without_a_point_takes_no_room() -> None:
+    assert "nothing to show" not in bench_html(bench_result([]), [])
+    assert "<h2>Charts</h2>" not in bench_html(bench_result([]), [])
+    assert bench_html(bench_result(steady()), numbered(steady())).count("<svg") >= 4
+
+
 def test_plan_that_said_nothing_is_not_shown() -> None:
     result = with_rack(bench_result(steady()))
     assert result.plan is not None
