@@ -48,7 +48,7 @@ class Faults:
     ignore_sigterm: bool = False
     grandchild: bool = False  # a child that ignores SIGTERM
     grandchild_setsid: bool = False  # one in a session of its own
-    metrics_lie: str = ""  # frozen (no token progress) | busy (one request always runs) | absent (404)
+    metrics_lie: str = ""  # frozen (no token progress) | busy (one request always runs) | absent (404) | nan
     stall_small: bool = False  # /tokenize and its like never answer
     spare_requests: int = 0  # the first N requests meet none of the faults below: warm-up makes 3
     header_delay_s: float = 0.0
@@ -363,7 +363,6 @@ class Generation:
         """The answer a piece at a time, with what was ordered to happen after so many tokens."""
         engine, faults, seen = self.engine, self.faults, self.seen
         seen.phase = "prefill"
-        engine.prompt_tokens += self.prompt_count
         self.held = self.prompt_count
         engine.hold(self.held)
         engine.hung |= faults.hang_engine or (engine.faults.needs_grandchild and not all_live(engine.grandchildren))
@@ -373,6 +372,7 @@ class Generation:
         while (left_s := ends - time.monotonic()) > 0:
             await asyncio.sleep(min(0.05, left_s))
             engine.steps += 1
+        engine.prompt_tokens += self.prompt_count  # read: real engines count a prompt with its first token
         wanted = engine.answer_tokens if self.limit is None else min(self.limit, engine.answer_tokens)
         source = GARBAGE if faults.garbage else TOKENS
         piece = ""
@@ -566,7 +566,7 @@ def small_answer(engine: Engine, path: str, value: dict[str, Any]) -> Any:
 
 def metrics_text(engine: Engine) -> str:
     lie = engine.faults.metrics_lie
-    generated = 0 if lie == "frozen" else engine.generated_tokens
+    generated = {"frozen": 0, "nan": "NaN"}.get(lie, engine.generated_tokens)
     running = max(1, engine.running) if lie == "busy" else engine.running
     if engine.flavor == "vllm":
         names = ("generation_tokens_total", "prompt_tokens_total", "num_requests_running", "num_requests_waiting")

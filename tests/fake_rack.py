@@ -33,6 +33,7 @@ class FakeSupervisor(Supervisor):
         return {"llamacpp": FakeEngine()}
 
     async def free_bytes(self) -> Mapping[int, int]:
+        await asyncio.sleep(0)  # as the real one, which asks in a thread
         if self.room_bytes is None:
             return {-1: 2**40}
         living = [replica for replica in self.replicas if replica.child is not None and replica.child.exit is None]

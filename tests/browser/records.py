@@ -129,6 +129,7 @@ def status(**words: Any) -> dict[str, Any]:
             "port": 8080,
             "tls": False,
             "workers": [{"worker": 0, "pid": 4000, "connected": True}],
+            "is_current": True,
             "running": 25,
             "queued": 3,
             "traffic": [traffic()],

@@ -57,6 +57,29 @@ def test_wide_screen_has_the_columns_that_a_narrow_one_leaves_out() -> None:
     assert "█" in wide.splitlines()[3]  # tokens/s over five minutes
 
 
+CHANGE = {
+    "generation": 3,
+    "outcome": "running",
+    "going_back": False,
+    "steps_done": 1,
+    "steps_total": 4,
+    "now": "starts llama2-13b-chat-1-g3",
+    "message": None,
+    "hint": None,
+    "trial": None,
+}
+
+
+def test_watch_tells_how_far_a_running_change_is_and_why_the_newest_went_back() -> None:
+    text = "\n".join(drawn(110, 40, status(change=CHANGE)))
+    assert "changes to generation 3: 1 of 4 steps done; starts llama2-13b-chat-1-g3" in text
+    back = {**CHANGE, "outcome": "rolled_back", "going_back": True, "message": "no [room]", "hint": "plan again"}
+    text = "\n".join(drawn(110, 40, status(change=back)))
+    assert "the change to generation 3 went back: no [room]" in text
+    assert "hint: plan again" in text
+    assert "generation" not in "\n".join(drawn(110, 40, status(change={**CHANGE, "outcome": "done"})))
+
+
 def test_load_tells_how_far_it_is() -> None:
     loading = {"fraction": 0.45, "seconds": 12.0, "deadline_s": 300.0, "resident_bytes": 1, "read_bytes": 1}
     record = status(models=[{"name": "m", "replicas": [replica(0, state="loading", loading=loading)]}])

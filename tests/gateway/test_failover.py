@@ -48,6 +48,44 @@ async def test_engine_that_does_not_know_our_key_is_never_the_clients_fault(tmp_
         assert (await ask(gateway, CHAT, chat())).status in {502, 503}
 
 
+async def test_engines_that_never_had_the_request_cost_it_no_attempt(tmp_path: Path) -> None:
+    """More replicas than attempts are dead and still called ready, or answer for another engine."""
+    async with (
+        fake_engine(tmp_path, "good") as good,
+        fake_engine(tmp_path, "other", refuse=503) as other,
+        gateway_worker(tmp_path, [good.row()]) as gateway,
+    ):
+        dead = []
+        for number in range(6):
+            async with fake_engine(tmp_path, f"dead-{number}") as engine:
+                dead.append(engine.row())
+        busy = asyncio.create_task(ask(gateway, CHAT, chat("[[fault prefill_s=3]]")))
+        await until(good.requests, "the good one is the fullest, so that all others are asked before it")
+        await gateway.set_table([*dead, other.row(), good.row()])
+        for number, stream in enumerate((False, True), 1):
+            answer = await ask(gateway, CHAT, chat(stream=stream))
+            assert answer.status == 200
+            assert b"error" not in answer.body
+            assert gateway.log_text().count("engine_broke") == 7 * number
+        assert (await busy).status == 200
+
+
+async def test_request_over_which_engines_break_is_given_up_after_four(tmp_path: Path) -> None:
+    async with fake_engine(tmp_path, "good") as good, gateway_worker(tmp_path, [good.row()]) as gateway:
+        text = "[[fault close_after=0]]"  # goes with the request, wherever that goes
+        async with (
+            fake_engine(tmp_path, "a") as a,
+            fake_engine(tmp_path, "b") as b,
+            fake_engine(tmp_path, "c") as c,
+            fake_engine(tmp_path, "d") as d,
+        ):
+            engines = [a, b, c, d, good]
+            await gateway.set_table([engine.row() for engine in engines])
+            answer = await ask(gateway, CHAT, chat(text))
+            assert (answer.status, answer.error["code"]) == (502, "upstream_failed")
+            assert sum([len(await engine.requests()) for engine in engines]) == 4
+
+
 async def test_request_is_not_repeated_after_its_first_event(tmp_path: Path) -> None:
     async with (
         fake_engine(tmp_path, "a") as a,

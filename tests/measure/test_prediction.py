@@ -29,7 +29,8 @@ CANDIDATE = Candidate(
     threads=None,
     max_sequences=None,
     max_context_tokens=None,
-    predicted=Predicted(first_token_s=0.016, per_token_s=0.025, tokens_per_s=None),
+    predicted=Predicted(first_token_s=0.5, per_token_s=0.5, tokens_per_s=10.0),
+    closed_loop=Predicted(first_token_s=0.016, per_token_s=0.025, tokens_per_s=None),
 )
 
 

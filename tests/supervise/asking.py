@@ -8,11 +8,13 @@ import aiohttp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """`events`: content chunks that came; `fault`: None where [DONE] ended it; `told`: the error in it."""
+    """`events`: content chunks that came; `has_begun`: whether any event of the engine did; `fault`: None where [DONE]
+    ended it; `told`: the error in it."""
 
     events: int
     fault: str | None
     told: str = ""
+    has_begun: bool = False
 
 
 async def stream_once(
@@ -24,7 +26,7 @@ async def stream_once(
         "max_tokens": tokens,
         "stream": True,
     }
-    events, fault, told = 0, "no [DONE]", ""
+    events, fault, told, has_begun = 0, "no [DONE]", "", False
     try:
         limit = aiohttp.ClientTimeout(total=timeout_s)
         async with (
@@ -39,12 +41,13 @@ async def stream_once(
                 elif fault == "error event" and line.startswith(b"data: "):
                     told = line.decode()[6:].strip()
                 elif line.startswith(b"data: [DONE]"):
-                    return Outcome(events=events, fault=None)
-                elif line.startswith(b"data: {") and b'"content":"' in line.replace(b'": "', b'":"'):
-                    events += 1
+                    return Outcome(events=events, fault=None, has_begun=has_begun)
+                elif line.startswith(b"data: {"):
+                    has_begun = True
+                    events += b'"content":"' in line.replace(b'": "', b'":"')
     except (aiohttp.ClientError, TimeoutError) as error:
         fault = repr(error)
-    return Outcome(events=events, fault=fault, told=told)
+    return Outcome(events=events, fault=fault, told=told, has_begun=has_begun)
 
 
 async def many(url: str, count: int, **options: int) -> list[Outcome]:

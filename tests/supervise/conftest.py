@@ -59,19 +59,19 @@ class RunningRack:
             await asyncio.gather(self.running, return_exceptions=True)
         await self._admin.stop()
 
-    async def until(self, condition: Callable[[], bool]) -> None:
+    async def until(self, condition: Callable[[], bool], within_s: float = DEADLINE_S) -> None:
         """Waits for something that the journal or the states will show."""
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(within_s):
                 while not condition():
                     await asyncio.sleep(0.01)
         except TimeoutError:
             entries = self.supervisor.journal.recent
             told = "\n".join(f"{entry.kind} {entry.replica}: {entry.message}" for entry in entries)
-            raise AssertionError(f"not within {DEADLINE_S:g} s; the journal:\n{told}") from None
+            raise AssertionError(f"not within {within_s:g} s; the journal:\n{told}") from None
 
-    async def until_ready(self) -> None:
-        await self.until(lambda: all(replica.state == "ready" for replica in self.supervisor.replicas))
+    async def until_ready(self, within_s: float = DEADLINE_S) -> None:
+        await self.until(lambda: all(replica.state == "ready" for replica in self.supervisor.replicas), within_s)
 
     def kinds(self) -> list[str]:
         return [entry.kind for entry in self.supervisor.journal.recent]
@@ -110,6 +110,25 @@ async def until_http_ready(url: str) -> None:
             await asyncio.sleep(0.02)
 
 
+def start_process(
+    folder: Path, replicas: list[dict[str, object]], room_bytes: int | None = None
+) -> subprocess.Popen[bytes]:
+    """The same rack under a supervisor in a process of its own, to be killed."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.fake_rack", str(folder), json.dumps(replicas), json.dumps(room_bytes)],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+async def port_of(process: subprocess.Popen[bytes]) -> int:
+    """The gateway's, once that rack is settled."""
+    assert process.stdout is not None
+    line = await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), DEADLINE_S)
+    port: int = json.loads(line)["port"]
+    return port
+
+
 @contextlib.asynccontextmanager
 async def rack_process(
     folder: Path, replicas: list[dict[str, Any]], *, before: str = "true"
@@ -134,14 +153,18 @@ async def rack_process(
         process.stdout.close()
 
 
-def left_of(folder: Path) -> list[str]:
-    """Processes and sockets that a rack in `folder` left behind."""
-    left = []
+def processes_of(folder: Path) -> list[str]:
+    """Processes of a rack in `folder`, this one left out: what names it in its command line or its environment."""
+    found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             words = " ".join(process.cmdline())
             mark = Path(f"/proc/{process.pid}/environ").read_bytes()
             if process.pid != os.getpid() and (str(folder) in words or str(folder).encode() in mark):
-                left.append(f"{process.pid} {words[:100]}")
-    left += [str(path) for path in folder.rglob("*.sock")]
-    return left
+                found.append(f"{process.pid} {words[:100]}")
+    return found
+
+
+def left_of(folder: Path) -> list[str]:
+    """Processes and sockets that a rack in `folder` left behind."""
+    return [*processes_of(folder), *(str(path) for path in folder.rglob("*.sock"))]

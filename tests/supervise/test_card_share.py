@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamarack.errors import NeverReady
+from llamarack.errors import HardwareError, NeverReady
 from llamarack.plan.record import CardPlan, Terms
+from llamarack.supervise import card_return
+from llamarack.supervise import replica as replica_module
 from llamarack.supervise.card_share import held_bytes, require_shares
 from llamarack.supervise.supervisor import Supervisor
 from llamarack.units import GIB, MIB
 from tests import fake_rack
 from tests.fake_adaptor import fake_spec
-from tests.supervise.conftest import RunningRack
+from tests.supervise.conftest import RunningRack, left_of
 
 # Two H200 by NVML: free before a start, and what a LLaMA-2-7B on vLLM 0.25.1 left free on one of them.
 _FREE_BYTES = 143_157 * MIB
@@ -78,8 +81,13 @@ class _RecordedCards(Supervisor):
     """NVML's answers in order; the last one stays."""
 
     answers: list[dict[str, int | None]]
+    fault: str | None = None
 
     async def card_free_bytes(self) -> Mapping[str, int | None]:
+        if self.fault == "lost":
+            raise HardwareError("NVIDIA's driver answers: GPU is lost")
+        if self.fault == "stalls":
+            await asyncio.sleep(3600)
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
@@ -119,3 +127,58 @@ async def test_a_start_that_fills_both_cards_serves_and_tells_what_they_hold(tmp
         assert rack.supervisor.replicas[0].card_held_bytes == {"GPU-0": _USED_BYTES, "GPU-1": _USED_BYTES}
     finally:
         await rack.stop()
+
+
+@pytest.mark.process
+@pytest.mark.fault(
+    "card memory that comes back late after a stop", "waited for before `stopped` is said; told with its bytes if never"
+)
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_stopped_is_said_once_the_cards_memory_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    left = _FREE_BYTES - _USED_BYTES
+    taken: dict[str, int | None] = {"GPU-0": left, "GPU-1": left}
+    partly: dict[str, int | None] = {"GPU-0": _FREE_BYTES, "GPU-1": left}
+    rack = _rack(tmp_path, taken)
+    await rack.start()
+    try:
+        await rack.until_ready()
+        supervisor = rack.supervisor
+        assert isinstance(supervisor, _RecordedCards)
+        if not comes_back:
+            monkeypatch.setattr(card_return, "_TIMEOUT_S", 0.5)
+        whole: dict[str, int | None] = {"GPU-0": _FREE_BYTES, "GPU-1": _FREE_BYTES}
+        supervisor.answers = [taken, taken, partly, whole if comes_back else partly]
+    finally:
+        await rack.stop()
+    assert len(supervisor.answers) == 1  # looked at until the last of them
+    told = [entry for entry in supervisor.journal.recent if entry.kind == "memory_not_back"]
+    assert [entry.data["missing_bytes"] for entry in told] == ([] if comes_back else [_USED_BYTES])
+    kinds = [entry.kind for entry in supervisor.journal.recent]
+    assert "stopped" in kinds
+    if not comes_back:
+        assert kinds.index("memory_not_back") < kinds.index("stopped")
+        assert "GPU-1" in told[0].message
+
+
+@pytest.mark.process
+@pytest.mark.fault("card lost or its driver stalls while an engine is ended", "the engine is ended all the same")
+@pytest.mark.parametrize("fault", ["lost", "stalls"])
+async def test_driver_that_does_not_answer_keeps_no_engine_from_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(replica_module, "_CARD_LOOK_S", 0.2)
+    left = _FREE_BYTES - _USED_BYTES
+    rack = _rack(tmp_path, {"GPU-0": left, "GPU-1": left})
+    await rack.start()
+    try:
+        await rack.until_ready()
+        assert isinstance(rack.supervisor, _RecordedCards)
+        rack.supervisor.fault = fault
+    finally:
+        await rack.stop()
+    assert rack.running is not None
+    assert rack.running.exception() is None
+    assert rack.kinds().count("stopped") == 1
+    assert not left_of(tmp_path)

@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from llamarack.errors import DoesNotFit, UsageError
+from llamarack.errors import DoesNotFit, HardwareError, UsageError
 from llamarack.supervise.admin import ask
 from llamarack.supervise.canary import Trial
 from llamarack.supervise.change import Outcome as Ended
@@ -26,8 +26,15 @@ from llamarack.supervise.journal import Entry, read_entries
 from llamarack.supervise.state import State
 from tests import fake_rack
 from tests.supervise.asking import Outcome, stream_once
-from tests.supervise.conftest import DEADLINE_S, RunningRack, left_of, running_rack
-from tests.supervise.test_supervisor import _port_of, _start_process, _until_http_ready
+from tests.supervise.conftest import (
+    DEADLINE_S,
+    RunningRack,
+    left_of,
+    port_of,
+    running_rack,
+    start_process,
+    until_http_ready,
+)
 
 pytestmark = pytest.mark.process
 RELOADS = int(os.environ.get("LLAMARACK_RELOADS", "2"))
@@ -88,7 +95,7 @@ async def test_rolling_reloads_under_streams_lose_not_one_request(tmp_path: Path
     replicas = [{"token_interval_s": 0.01, "load_s": 0.2, "slots": 16}] * 2
     async with running_rack(tmp_path, replicas) as rack:
         await rack.until_ready()
-        await _until_http_ready(rack.url)
+        await until_http_ready(rack.url)
         before = {replica.child.pid for replica in rack.supervisor.replicas if replica.child}
         began = time.monotonic()
         async with traffic(rack.url, STREAMS, tokens=20) as outcomes:
@@ -112,6 +119,7 @@ async def test_rolling_reloads_under_streams_lose_not_one_request(tmp_path: Path
     assert not left_of(tmp_path)
 
 
+@pytest.mark.fault("two racks on one machine", "one load at a time across both")
 async def test_two_racks_on_one_machine_load_one_at_a_time(tmp_path: Path) -> None:
     one, two = ([{"model": name, "load_s": 0.3}] * 2 for name in ("one", "two"))
     async with running_rack(tmp_path / "one", one) as first, running_rack(tmp_path / "two", two) as second:
@@ -122,6 +130,37 @@ async def test_two_racks_on_one_machine_load_one_at_a_time(tmp_path: Path) -> No
         assert [await _ended(first), await _ended(second)] == [Ended.DONE, Ended.DONE]
         entries = [*first.supervisor.journal.recent, *second.supervisor.journal.recent]
         assert _most_loading(sorted(entries, key=lambda entry: entry.time_unix_s)) == 1
+    assert not left_of(tmp_path)
+
+
+async def test_of_two_changes_at_once_one_is_refused(tmp_path: Path) -> None:
+    async with running_rack(tmp_path, [{}]) as rack:
+        await rack.until_ready()
+        both = [_reload(rack, [{}], restart=True) for _ in range(2)]
+        answers = await asyncio.gather(*both, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [dict, UsageError]
+        assert await _ended(rack) is Ended.DONE
+        assert _ids(rack) == ["fake-0-g2"]
+
+
+@pytest.mark.fault("NVIDIA's driver stalls in the middle of a change", "the change goes back, everything serves on")
+async def test_driver_that_does_not_answer_brings_a_change_back_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stalled() -> dict[int, int]:
+        raise HardwareError("NVIDIA's driver did not answer within 20 s", hint="dmesg")
+
+    async with running_rack(tmp_path, [{}]) as rack:
+        await rack.until_ready()
+        await until_http_ready(rack.url)
+        await _reload(rack, [{"pings": True}])
+        monkeypatch.setattr(rack.supervisor, "free_bytes", stalled)
+        assert await _ended(rack) is Ended.ROLLED_BACK
+        assert rack.supervisor.change is not None
+        record = rack.supervisor.change.record()
+        assert ("did not answer" in record["message"], record["exit_code"]) == (True, 3)
+        assert _ids(rack) == ["fake-0"]
+        assert (await stream_once(rack.url, tokens=3)).fault is None
     assert not left_of(tmp_path)
 
 
@@ -171,7 +210,7 @@ async def test_new_replica_that_never_warms_up_costs_nothing(tmp_path: Path) -> 
     sound = {"token_interval_s": 0.01, "slots": 8}
     async with running_rack(tmp_path, [sound] * 2) as rack:
         await rack.until_ready()
-        await _until_http_ready(rack.url)
+        await until_http_ready(rack.url)
         before = [replica.child for replica in rack.supervisor.replicas]
         async with traffic(rack.url, 8, tokens=10) as outcomes:
             await _reload(rack, [{**sound, "garbage": True}] * 2)
@@ -185,7 +224,7 @@ async def test_failure_of_the_second_new_replica_takes_the_first_one_back_too(tm
     sound = {"token_interval_s": 0.01, "slots": 8}
     async with running_rack(tmp_path, [sound] * 2) as rack:
         await rack.until_ready()
-        await _until_http_ready(rack.url)
+        await until_http_ready(rack.url)
         async with traffic(rack.url, 8, tokens=10) as outcomes:
             await _reload(rack, [{**sound, "pings": True}, {**sound, "crash_in_load": True}])
             assert await _ended(rack) is Ended.ROLLED_BACK
@@ -257,7 +296,7 @@ async def test_what_does_not_fit_is_refused_before_anything_is_touched(tmp_path:
 async def test_limits_of_the_gateway_change_while_it_serves(tmp_path: Path) -> None:
     async with running_rack(tmp_path, [{"token_interval_s": 0.01}]) as rack:
         await rack.until_ready()
-        await _until_http_ready(rack.url)
+        await until_http_ready(rack.url)
         slow = "[[fault prefill_s=20]]"
         worker = rack.supervisor.gateways.children[0]
         await _reload(rack, [{"token_interval_s": 0.01}], sections={"gateway": {"request_timeout_s": 0.5}})
@@ -278,7 +317,7 @@ async def _try_out(tmp_path: Path, new: dict[str, Any], for_s: float, streams: i
     sound = {"token_interval_s": 0.001, "slots": 8}
     async with running_rack(tmp_path, [sound] * 2) as rack:
         await rack.until_ready()
-        await _until_http_ready(rack.url)
+        await until_http_ready(rack.url)
         async with traffic(rack.url, streams, tokens=4) as outcomes:
             await _reload(rack, [{**sound, "pings": True, **new}] * 2, trial=Trial(share=0.25, for_s=for_s))
             ended = await _ended(rack)
@@ -355,18 +394,18 @@ async def _until_state(folder: Path, replica: str, *states: str) -> None:
 async def test_supervisor_killed_in_the_middle_of_a_change_is_followed_by_one_that_ends_it(tmp_path: Path) -> None:
     old: list[dict[str, Any]] = [{"token_interval_s": 0.01, "slots": 8}] * 2
     new: list[dict[str, Any]] = [{"token_interval_s": 0.01, "slots": 8, "load_s": 1.0}] * 2
-    first = _start_process(tmp_path, old)
-    port = await _port_of(first)
+    first = start_process(tmp_path, old)
+    port = await port_of(first)
     url = f"http://127.0.0.1:{port}"
-    await _until_http_ready(url)
+    await until_http_ready(url)
     paths = fake_rack.paths_in(tmp_path)
     async with traffic(url, 8, tokens=10) as outcomes:
         await _ask_reload(tmp_path, new)
         await _until_state(tmp_path, "fake-1-g2", "loading")  # the first is replaced, the second is not
         first.send_signal(signal.SIGKILL)
         await asyncio.to_thread(first.wait, DEADLINE_S)
-        second = _start_process(tmp_path, new)
-        assert await _port_of(second) == port
+        second = start_process(tmp_path, new)
+        assert await port_of(second) == port
         record = await ask(paths, {"op": "status"})
     await _end(first, second)
     assert [outcome.fault for outcome in outcomes if outcome.fault] == []
@@ -382,15 +421,15 @@ async def test_supervisor_killed_in_the_middle_of_a_change_is_followed_by_one_th
 async def test_broken_off_swap_whose_new_model_fails_brings_the_old_one_back(tmp_path: Path) -> None:
     old: list[dict[str, Any]] = [{"model": "old"}]
     new: list[dict[str, Any]] = [{"model": "new", "load_s": 2.0, "crash_in_load": True}]
-    first = _start_process(tmp_path, old, room_bytes=100 * _MIB)
-    await _port_of(first)
+    first = start_process(tmp_path, old, room_bytes=100 * _MIB)
+    await port_of(first)
     paths = fake_rack.paths_in(tmp_path)
     await _ask_reload(tmp_path, new)
     await _until_state(tmp_path, "new-0-g2", "loading")
     first.send_signal(signal.SIGKILL)
     await asyncio.to_thread(first.wait, DEADLINE_S)
-    second = _start_process(tmp_path, new, room_bytes=100 * _MIB)
-    await _port_of(second)
+    second = start_process(tmp_path, new, room_bytes=100 * _MIB)
+    await port_of(second)
     record = await ask(paths, {"op": "status"})
     await _end(first, second)
     assert record["change"]["outcome"] == "rolled_back"
@@ -416,7 +455,7 @@ def _limit(rack: RunningRack, room_bytes: int) -> None:
 
 async def _serves(rack: RunningRack, name: str, gone: str) -> None:
     """Clients get an answer from `name` and a 404 for `gone`."""
-    await _until_http_ready(rack.url)
+    await until_http_ready(rack.url)
     async with aiohttp.ClientSession() as session:
         for model, status in ((name, 200), (gone, 404)):
             body = {"model": model, "prompt": "x", "max_tokens": 2}

@@ -72,6 +72,17 @@ async def test_engine_without_counters_is_told_and_left_alone(tmp_path: Path) ->
         assert "died" not in rack.kinds()
 
 
+@pytest.mark.fault("counters that are no numbers", "not counted; the others are, and nothing ends")
+async def test_counter_that_is_nan_ends_nothing(tmp_path: Path) -> None:
+    async with running_rack(tmp_path, [{"metrics_lie": "nan", "token_interval_s": 0.1}], stuck_request_s=4) as rack:
+        await rack.until_ready()
+        await until_http_ready(rack.url)
+        assert (await stream_once(rack.url, tokens=30)).fault is None
+        assert rack.running is not None
+        assert not rack.running.done()
+        assert rack.kinds().count("progress_unknown") == 0
+
+
 @pytest.mark.fault("engine stopped by SIGSTOP while idle", "ended and started again before a client meets it")
 async def test_stopped_engine_is_found_also_while_idle(tmp_path: Path, fault: Fault) -> None:
     async with running_rack(tmp_path, [{}], stuck_request_s=4) as rack:

@@ -235,6 +235,7 @@ async def test_log_is_capped_and_keeps_the_newest(tmp_path: Path, monkeypatch: p
     assert parts[0].read_text().splitlines()[-1] == "line 19999"
 
 
+@pytest.mark.fault("engine's log that cannot be written", "costs its lines, not the engine")
 async def test_log_that_cannot_be_written_costs_lines_not_the_child(tmp_path: Path) -> None:
     (tmp_path / "child.log").mkdir()
     child = await start_child(_spec(tmp_path, "print('x' * 100000); raise SystemExit(4)"))

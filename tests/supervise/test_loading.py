@@ -1,5 +1,7 @@
 """A load is judged by whether it moves, gets its time by size, and its slowness is explained."""
 
+import os
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -126,3 +128,22 @@ async def test_load_that_moves_outlives_its_deadline_and_becomes_ready(tmp_path:
         assert "start_failed" not in rack.kinds()
     finally:
         await rack.stop()
+
+
+@pytest.mark.process
+@pytest.mark.fault("load without output, processor time or memory", "ended at its deadline, and told as that")
+async def test_load_that_stands_still_is_ended_and_told_as_that(tmp_path: Path) -> None:
+    rack = RunningRack(fake_rack.build(tmp_path, [{"load_s": 60, "start_deadline_s": 6.0}], restarts={"max": 0}))
+    await rack.start()
+    try:
+        (replica,) = rack.supervisor.replicas
+        await rack.until(lambda: replica.state is State.LOADING)
+        assert replica.child is not None
+        assert replica.child.pid is not None
+        os.kill(replica.child.pid, signal.SIGSTOP)
+        await rack.until(lambda: "start_failed" in rack.kinds())
+        assert replica.last_death is not None
+        assert "not ready within 6.00 s: no output, no processor time and no memory for" in replica.last_death.message
+    finally:
+        await rack.stop()
+    assert not [line for line in left_of(tmp_path) if "rack.sock" not in line]

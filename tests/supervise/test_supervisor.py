@@ -1,12 +1,11 @@
 """A real supervisor with real keepers, a real gateway worker and fake engines."""
 
 import asyncio
-import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import psutil
@@ -18,22 +17,18 @@ from llamarack.supervise.journal import read_entries
 from llamarack.supervise.state import State
 from tests import fake_rack
 from tests.supervise.asking import many, stream_once
-from tests.supervise.conftest import DEADLINE_S, RunningRack, left_of, running_rack
+from tests.supervise.conftest import (
+    DEADLINE_S,
+    RunningRack,
+    left_of,
+    port_of,
+    running_rack,
+    start_process,
+    until_http_ready,
+)
 from tests.supervise.faults import Fault
 
 pytestmark = pytest.mark.process
-
-
-async def _until_http_ready(url: str) -> None:
-    async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession() as session:
-        while True:
-            try:
-                async with session.get(f"{url}/ready") as response:
-                    if response.status == 200:
-                        return
-            except aiohttp.ClientError:
-                pass
-            await asyncio.sleep(0.02)
 
 
 @pytest.mark.fault("two loads at once", "one at a time on the whole machine")
@@ -49,7 +44,7 @@ async def test_replicas_load_one_at_a_time_and_share_the_requests(tmp_path: Path
 
         await rack.until(loading)
         assert most_loading == 1
-        await _until_http_ready(rack.url)
+        await until_http_ready(rack.url)
         asked = asyncio.create_task(many(rack.url, 8))
         await rack.until(
             lambda: (
@@ -61,11 +56,29 @@ async def test_replicas_load_one_at_a_time_and_share_the_requests(tmp_path: Path
     assert not left_of(tmp_path)
 
 
+async def test_rack_is_settled_once_its_gateway_lets_requests_in(tmp_path: Path) -> None:
+    async with running_rack(tmp_path, [{}]) as rack:
+        gateway = rack.supervisor.gateways.children[0]
+        assert gateway.pid is not None
+        os.kill(gateway.pid, signal.SIGSTOP)  # slower than any engine
+        settled = asyncio.create_task(rack.supervisor.until_settled())
+        await rack.until_ready()
+        record = await ask(rack.supervisor.paths, {"op": "status"})
+        assert not settled.done()
+        assert not record["gateway"]["is_current"]
+        os.kill(gateway.pid, signal.SIGCONT)
+        async with asyncio.timeout(DEADLINE_S):
+            assert await settled
+        assert (await stream_once(rack.url, tokens=3)).fault is None  # without asking /ready
+        record = await ask(rack.supervisor.paths, {"op": "status"})
+        assert record["gateway"]["is_current"]
+
+
 @pytest.mark.fault("engine killed -9", "started again; only what had begun to stream is lost, with an error event")
 async def test_killed_engine_is_restarted_and_only_what_had_streamed_is_lost(tmp_path: Path, fault: Fault) -> None:
     async with running_rack(tmp_path, [{"token_interval_s": 0.02}] * 2) as rack:
         await rack.until_ready()
-        await _until_http_ready(rack.url)
+        await until_http_ready(rack.url)
         streaming = [asyncio.create_task(stream_once(rack.url, tokens=60)) for _ in range(4)]
         silent = [
             asyncio.create_task(stream_once(rack.url, tokens=5, directive="[[fault prefill_s=1.5]]")) for _ in range(4)
@@ -95,21 +108,80 @@ async def test_killed_engine_is_restarted_and_only_what_had_streamed_is_lost(tmp
     assert not left_of(tmp_path)
 
 
+@pytest.mark.fault("engine dead, one of its ranks slow to end", "no request is sent there from the first moment on")
+async def test_engine_whose_rank_is_slow_to_end_gets_no_request_meanwhile(tmp_path: Path) -> None:
+    async with running_rack(tmp_path, [{"grandchild": True}]) as rack:
+        await rack.until_ready()
+        victim = rack.supervisor.replicas[0]
+        seen: list[tuple[State, bool]] = []
+        rack.supervisor.on_change.append(lambda: seen.append((victim.state, bool(victim.child and victim.child.exit))))
+        assert victim.child is not None
+        assert victim.child.pid is not None
+        os.kill(victim.child.pid, signal.SIGKILL)
+        await rack.until(lambda: "died" in rack.kinds())
+        assert seen[0] == (State.BACKOFF, False)  # told before the last of its processes had gone
+        assert victim.last_death is not None
+        assert victim.last_death.while_state is State.READY
+    assert not left_of(tmp_path)
+
+
+@pytest.mark.fault("keeper of an engine killed -9", "the engine and its ranks end with it, then it is started again")
+async def test_engine_whose_keeper_is_killed_is_told_as_that(tmp_path: Path) -> None:
+    async with running_rack(tmp_path, [{}]) as rack:
+        await rack.until_ready()
+        victim = rack.supervisor.replicas[0]
+        assert victim.child is not None
+        assert victim.child.keeper_pid is not None
+        os.kill(victim.child.keeper_pid, signal.SIGKILL)
+        await rack.until(lambda: "died" in rack.kinds())
+        assert victim.last_death is not None
+        assert victim.last_death.cause == "keeper_lost"
+        await rack.until_ready()
+    assert not left_of(tmp_path)
+
+
 @pytest.mark.fault("gateway killed -9", "started again on the same port, engines stay")
 async def test_killed_gateway_is_restarted_on_the_same_port_and_engines_stay(tmp_path: Path, fault: Fault) -> None:
     async with running_rack(tmp_path, [{}]) as rack:
         await rack.until_ready()
-        await _until_http_ready(rack.url)
+        await until_http_ready(rack.url)
         engine = rack.supervisor.replicas[0].child
         gateway = rack.supervisor.gateways.children[0]
         assert gateway.pid is not None
         os.kill(gateway.pid, signal.SIGKILL)
         fault.strikes()
         await rack.until(lambda: "gateway_died" in rack.kinds() and rack.supervisor.gateways.children[0] is not gateway)
-        await _until_http_ready(rack.url)
+        await until_http_ready(rack.url)
         fault.is_over()
         assert (await stream_once(rack.url, tokens=3)).fault is None
         assert rack.supervisor.replicas[0].child is engine
+
+
+@pytest.mark.fault("gateway that cannot be started, or dies at once", "tried again, ever less often; engines stay")
+async def test_gateway_is_tried_again_until_it_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_rack(tmp_path, [{}]) as rack:
+        await rack.until_ready()
+        await until_http_ready(rack.url)
+        engine = rack.supervisor.replicas[0].child
+
+        def told() -> list[str]:
+            return [each.message for each in rack.supervisor.journal.recent if each.kind == "gateway_died"]
+
+        with monkeypatch.context() as broken:
+            broken.setattr(sys, "executable", "/nowhere/python")  # as in the middle of an upgrade
+            gateway = rack.supervisor.gateways.children[0]
+            assert gateway.pid is not None
+            os.kill(gateway.pid, signal.SIGKILL)
+            await rack.until(lambda: any("cannot be started" in each for each in told()))
+            broken.undo()
+            broken.setenv("PYTHONHOME", "/nowhere")  # it ends before its first line; a keeper takes no notice
+            await rack.until(lambda: sum("exit code 1; started again" in each for each in told()) >= 2)
+        waits = [each.rpartition(" in ")[2] for each in told() if "exit code 1" in each]
+        assert len(set(waits)) == len(waits)  # each longer than the one before
+        await until_http_ready(rack.url)
+        assert (await stream_once(rack.url, tokens=3)).fault is None
+        assert rack.supervisor.replicas[0].child is engine
+    assert not left_of(tmp_path)
 
 
 @pytest.mark.fault("crash loop", "capped by `restarts`, then `failed`; the others serve on")
@@ -119,9 +191,29 @@ async def test_crash_loop_ends_in_failed_and_the_other_replica_serves_on(tmp_pat
         await rack.until(lambda: rack.supervisor.replicas[1].state is State.FAILED)
         assert rack.kinds().count("start_failed") == 3
         await rack.until(lambda: rack.supervisor.replicas[0].state is State.READY)
-        await _until_http_ready(rack.url)
+        await until_http_ready(rack.url)
         assert (await stream_once(rack.url, tokens=3)).fault is None
+        status, told = await _ready(rack.url)
+        assert (status, told["replicas"]) == (200, {"fake-0": "ready", "fake-1": "failed"})
     assert not left_of(tmp_path)
+
+
+@pytest.mark.fault("crash loop of a model's every replica", "`/ready` is 503 and names the model; the others serve on")
+async def test_model_that_failed_is_named_by_ready_and_the_other_model_serves_on(tmp_path: Path) -> None:
+    faults = [{}, {"model": "other", "crash_in_load": True, "load_error": "something unheard of"}]
+    async with running_rack(tmp_path, faults, restarts={"max": 1, "window_s": 600}) as rack:
+        assert not await asyncio.wait_for(rack.supervisor.until_settled(), DEADLINE_S)
+        status, told = await _ready(rack.url)
+        assert (status, told["models_not_ready"]) == (503, ["other"])
+        assert told["replicas"] == {"fake-0": "ready", "other-0": "failed"}
+        assert (await stream_once(rack.url, tokens=3)).fault is None
+        assert "HTTP 503" in str((await stream_once(rack.url, tokens=3, model="other")).fault)
+    assert not left_of(tmp_path)
+
+
+async def _ready(url: str) -> tuple[int, Any]:
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/ready") as response:
+        return response.status, await response.json()
 
 
 async def test_cause_that_the_next_start_meets_again_is_not_tried_again(tmp_path: Path) -> None:
@@ -145,6 +237,25 @@ async def test_rack_whose_every_start_fails_ends_with_the_cause_and_the_log(tmp_
     assert "data is not within the file bounds" in str(caught.value)
     assert not [line for line in left_of(tmp_path) if "rack.sock" not in line]
     await rack.stop()
+
+
+async def test_start_that_fails_before_it_writes_is_not_told_with_the_log_of_the_one_before(tmp_path: Path) -> None:
+    supervisor = fake_rack.build(tmp_path, [{}], restarts={"max": 0})
+    paths = supervisor.paths
+    in_the_way = paths.keeper_socket("fake-0")
+    in_the_way.mkdir(parents=True)
+    paths.logs.mkdir(parents=True)
+    paths.log_of("fake-0").write_text("unknown model architecture: 'mamba9'\n")
+    rack = RunningRack(supervisor)
+    await rack.start()
+    try:
+        await rack.until(lambda: "failed" in rack.kinds())
+        death = supervisor.replicas[0].last_death
+        assert death is not None
+        assert (death.cause, death.log_tail) == ("unrecognised", ())
+    finally:
+        await rack.stop()
+        in_the_way.rmdir()
 
 
 @pytest.mark.fault("engine never becomes ready", "ended at its deadline, which goes by size")
@@ -172,7 +283,7 @@ async def test_garbage_at_warm_up_is_refused_before_traffic(tmp_path: Path) -> N
 async def test_stop_finishes_what_runs(tmp_path: Path) -> None:
     async with running_rack(tmp_path, [{"token_interval_s": 0.02}]) as rack:
         await rack.until_ready()
-        await _until_http_ready(rack.url)
+        await until_http_ready(rack.url)
         asked = asyncio.create_task(stream_once(rack.url, tokens=60))
         await rack.until(lambda: rack.supervisor.gateways.in_flight_total() == 1)
         rack.supervisor.ask_stop()
@@ -184,7 +295,7 @@ async def test_stop_finishes_what_runs(tmp_path: Path) -> None:
 async def test_drain_of_one_replica_finishes_what_runs_there_and_leaves_the_other(tmp_path: Path) -> None:
     async with running_rack(tmp_path, [{"token_interval_s": 0.02}] * 2) as rack:
         await rack.until_ready()
-        await _until_http_ready(rack.url)
+        await until_http_ready(rack.url)
         asked = asyncio.create_task(many(rack.url, 4, tokens=60))
         await rack.until(lambda: rack.supervisor.gateways.in_flight_total() == 4)
         assert (await ask(rack.supervisor.paths, {"op": "drain", "replica": "fake-0"}))["found"]
@@ -219,30 +330,13 @@ async def test_taken_port_is_refused_with_its_holder_before_anything_starts(tmp_
         assert not left_of(tmp_path / "b")
 
 
-def _start_process(
-    folder: Path, replicas: list[dict[str, object]], room_bytes: int | None = None
-) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.fake_rack", str(folder), json.dumps(replicas), json.dumps(room_bytes)],
-        stdout=subprocess.PIPE,
-        cwd=Path(__file__).parents[2],
-    )
-
-
-async def _port_of(process: subprocess.Popen[bytes]) -> int:
-    assert process.stdout is not None
-    line = await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), DEADLINE_S)
-    port: int = json.loads(line)["port"]
-    return port
-
-
 @pytest.mark.fault("supervisor killed -9", "gateway and engines serve on; the next supervisor takes them back")
 async def test_killed_supervisor_loses_nothing_and_its_heir_reloads_nothing(tmp_path: Path) -> None:
     replicas: list[dict[str, object]] = [{"token_interval_s": 0.02}] * 2
-    first = _start_process(tmp_path, replicas)
-    port = await _port_of(first)
+    first = start_process(tmp_path, replicas)
+    port = await port_of(first)
     url = f"http://127.0.0.1:{port}"
-    await _until_http_ready(url)
+    await until_http_ready(url)
     paths = fake_rack.paths_in(tmp_path)
     before = await ask(paths, {"op": "status"})
     asked = asyncio.create_task(many(url, 8, tokens=100))
@@ -252,9 +346,9 @@ async def test_killed_supervisor_loses_nothing_and_its_heir_reloads_nothing(tmp_
     assert first.stdout is not None
     first.stdout.close()
     assert (await stream_once(url, tokens=3)).fault is None  # also without any supervisor
-    second = _start_process(tmp_path, replicas)
+    second = start_process(tmp_path, replicas)
     try:
-        assert await _port_of(second) == port
+        assert await port_of(second) == port
         assert [outcome.fault for outcome in await asked] == [None] * 8
         after = await ask(paths, {"op": "status"})
         assert _pids(after) == _pids(before)
@@ -268,17 +362,17 @@ async def test_killed_supervisor_loses_nothing_and_its_heir_reloads_nothing(tmp_
 
 
 async def test_heir_with_other_settings_ends_the_old_engine_and_starts_a_new_one(tmp_path: Path) -> None:
-    first = _start_process(tmp_path, [{}])
-    await _port_of(first)
+    first = start_process(tmp_path, [{}])
+    await port_of(first)
     paths = fake_rack.paths_in(tmp_path)
     before = await ask(paths, {"op": "status"})
     first.kill()
     first.wait()
     assert first.stdout is not None
     first.stdout.close()
-    second = _start_process(tmp_path, [{"pings": True}])
+    second = start_process(tmp_path, [{"pings": True}])
     try:
-        await _port_of(second)
+        await port_of(second)
         after = await ask(paths, {"op": "status"})
         old, new = _pids(before)[0], _pids(after)[0]
         assert old != new

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +26,8 @@ from llamarack.paths import RackPaths, make_private, rack_paths
 from llamarack.supervise.admin import ask
 from llamarack.supervise.layout import slug
 from llamarack.supervise.rack import run_rack
-from llamarack.supervise.supervisor import Source, Supervisor, is_running
+from llamarack.supervise.rack_lock import is_running
+from llamarack.supervise.supervisor import Source, Supervisor
 
 Rack = Annotated[str | None, typer.Option("--rack", help="Name of the rack; default: the file's stem.")]
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="Folder for state and sockets.")]
@@ -163,19 +165,29 @@ def _detach(paths: RackPaths) -> None:
         record = _status_or_none(paths)
         if record is None:
             continue
-        replicas = [replica for model in record["models"] for replica in model["replicas"]]
-        ready = sum(replica["state"] == "ready" for replica in replicas)
-        # With none ready the rack ends by itself and tells why.
-        if ready and all(replica["state"] in {"ready", "failed"} for replica in replicas):
+        if is_served(record):
             gateway = record["gateway"]
+            states = _states(record)
+            ready = states.count("ready")
             url = f"{'https' if gateway['tls'] else 'http'}://{gateway['host']}:{gateway['port']}/v1"
             people.print(f"ready  {url}   rack [bold]{escape(paths.name)}[/]")
-            if ready < len(replicas):
-                people.print(f"[yellow]{len(replicas) - ready} of {len(replicas)} replicas failed[/]; llamarack status")
+            if ready < len(states):
+                people.print(f"[yellow]{len(states) - ready} of {len(states)} replicas failed[/]; llamarack status")
             people.print(f"[dim]llamarack stop --rack {paths.name} ends it; its output is in {log}[/]")
             return
     text = log.read_text(errors="replace").strip()
     raise EngineError(f"the rack ended with exit code {process.returncode}\n{text}", hint=f"read {log}")
+
+
+def is_served(record: Mapping[str, Any]) -> bool:
+    """Whether a rack has settled, by its `status`: some replicas are ready, the others failed, and the gateway knows.
+    With none ready the rack ends by itself and tells why."""
+    states = set(_states(record))
+    return "ready" in states and states <= {"ready", "failed"} and bool(record["gateway"]["is_current"])
+
+
+def _states(record: Mapping[str, Any]) -> list[str]:
+    return [replica["state"] for model in record["models"] for replica in model["replicas"]]
 
 
 def _status_or_none(paths: RackPaths) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ from llamarack.paths import state_dir as state_folder
 from llamarack.supervise import admin
 from llamarack.supervise.admin import ask
 from llamarack.supervise.journal import Entry
-from llamarack.supervise.supervisor import is_running
+from llamarack.supervise.rack_lock import is_running
 
 _FOLLOWED_FROM = 10
 _WATCH_S = 1.0

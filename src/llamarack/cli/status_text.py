@@ -11,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
+from llamarack.cli.change_text import change_lines
 from llamarack.cli.fitting import fitting, plain_table
 from llamarack.units import format_bytes, format_duration, format_rate
 
@@ -142,7 +143,8 @@ def watched(console: Console, record: Mapping[str, Any], width: int, height: int
     parts: list[RenderableType] = [_line(headline(record)), ""]
     traffic, hardware = traffic_table(console, record, width), hardware_table(record)
     parts += [traffic, ""] if traffic is not None else []
-    parts += [replica_table(console, record, width), *map(_line, deaths(record))]
+    told = (*change_lines(record.get("change")), *deaths(record))
+    parts += [replica_table(console, record, width), *map(_line, told)]
     parts += ["", hardware] if hardware is not None else []
     options = console.options.update(width=width, height=None)
     taken = len(console.render_lines(Group(*parts), options))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -180,18 +181,25 @@ class MetricNames:
     steps: tuple[str, ...] = ()
 
 
+def number_of(text: str) -> float | None:
+    """Of a sample; None for NaN and Inf too, which are numbers to Prometheus."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
 def read_counters(metrics_text: str, names: MetricNames) -> Counters:
-    """Sums each counter over its label sets; None where no sample has any of its names."""
+    """Sums each counter over its label sets; None where no sample has any of its names, or none with a number."""
     totals: dict[str, float] = {}
     for line in metrics_text.splitlines():
         if line.startswith("#") or not line.strip():
             continue
         name, _, value = line.rpartition(" ")
         bare = name.partition("{")[0]
-        try:
-            totals[bare] = totals.get(bare, 0.0) + float(value)
-        except ValueError:
-            continue
+        if (number := number_of(value)) is not None:
+            totals[bare] = totals.get(bare, 0.0) + number
 
     def total(wanted: tuple[str, ...]) -> int | None:
         return next((int(totals[name]) for name in wanted if name in totals), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from llamarack.engine.adaptor import KvUse
+from llamarack.engine.adaptor import KvUse, number_of
 
 _USED = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")  # a fraction, whatever the name says
 _PREEMPTIONS = ("vllm:num_preemptions_total", "vllm:num_preemptions")
@@ -25,10 +25,8 @@ def kv_use(metrics_text: str) -> KvUse | None:
                 kv_tokens = (kv_tokens or 0) + int(labels["block_size"]) * int(labels["num_gpu_blocks"])
             continue
         name, _, value = line.rpartition(" ")
-        try:
-            values.setdefault(name.partition("{")[0], []).append(float(value))
-        except ValueError:
-            continue
+        if (number := number_of(value)) is not None:
+            values.setdefault(name.partition("{")[0], []).append(number)
 
     def found(names: tuple[str, ...]) -> list[float] | None:
         return next((values[name] for name in names if name in values), None)

@@ -25,10 +25,11 @@ from llamarack.gateway.exchange import Exchange
 from llamarack.gateway.metrics import Metrics
 from llamarack.gateway.outcomes import Outcomes
 from llamarack.gateway.stream import EventTooLong, ResponsesFilter, StreamFilter, responses_usage
-from llamarack.gateway.upstream import EngineBroke, EngineReply, Engines
+from llamarack.gateway.upstream import EngineBroke, EngineReply, Engines, NotTaken
 
 # Time for the engine to refuse a bad request with its own status before the 200 of a stream is committed.
 _COMMIT_AFTER_S = 1.0
+# So many engines may break over one request before it is held to be the cause.
 _MAX_ATTEMPTS = 4
 # A replica that broke off but still counts as ready gets the request again after this; the supervisor has had time
 # to notice a death.
@@ -155,9 +156,12 @@ class Relay:
             self._calls.discard(call)
 
     async def _with_retries(self, call: Call, client: ClientStream | None, attempt: Attempt) -> None:
+        """An engine that never had the request costs time and no attempt: it says nothing about the request."""
         broke: set[str] = set()
-        for number in range(_MAX_ATTEMPTS):
-            reservation = await self._take(call, broke, again=number > 0)
+        attempts = 0
+        not_taken_since_s: float | None = None
+        while attempts < _MAX_ATTEMPTS:
+            reservation = await self._take(call, broke, again=bool(broke))
             now = time.monotonic()
             if client is not None and client.admitted_monotonic_s is None:
                 client.admitted_monotonic_s = now
@@ -191,6 +195,14 @@ class Relay:
                     ) from error
                 log.warning("engine_broke request=%s replica=%s error=%s", call.request_id, reservation.id, error)
                 self._metrics.retries.labels(call.model).inc()
+                if not isinstance(error, NotTaken):
+                    attempts, not_taken_since_s = attempts + 1, None
+                    continue
+                not_taken_since_s = not_taken_since_s or time.monotonic()
+                if time.monotonic() - not_taken_since_s >= call.deadlines.queue_s:
+                    raise UpstreamFailed(
+                        f"no engine took it within {call.deadlines.queue_s:g} s: {error}", retry_after_s=2
+                    ) from error
             finally:
                 self._running.discard(running)
                 if running.is_stuck:
@@ -292,7 +304,7 @@ class Relay:
         reply = await posting
         if reply.status in _NOT_THIS_ENGINE:
             reply.close()
-            raise EngineBroke(f"it answers {reply.status}")
+            raise NotTaken(f"it answers {reply.status}")
         return reply
 
     def _refuse(self, call: Call, status: int, body: bytes) -> None:

@@ -30,6 +30,10 @@ class EngineBroke(Exception):
     """The connection failed or ended early: the engine died, was killed, or lost the request."""
 
 
+class NotTaken(EngineBroke):
+    """The engine never had the request: it accepts no connection, or it is not the one that was meant."""
+
+
 class EngineReply(asyncio.Protocol):
     """A connection and the reply that is on it. `status` is there once `post` returned it; the body goes to `pump` or
     comes from `read`. Always `close` it, once."""
@@ -349,7 +353,7 @@ async def _exchange(endpoint: Endpoint, request: bytes, pool: Engines | None, no
                 assert endpoint.port is not None  # an endpoint has one of the two
                 _, reply = await loop.create_connection(protocol, "127.0.0.1", endpoint.port)
     except (OSError, TimeoutError) as error:
-        raise EngineBroke(str(error) or "it does not accept connections") from error
+        raise NotTaken(str(error) or "it does not accept connections") from error
     note(reply)
     try:
         await reply.head()

@@ -40,8 +40,7 @@ class Planned:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRun:
     """What ran, as the plan sees it. `device`: cards or processor, as calibration names it. `points`: one per level,
-    None where nothing can be predicted. `is_burst`: the plan's first-token times are those of requests that come all
-    at once. `lesson`: what this run teaches, None where no valid level does.
+    None where nothing can be predicted. `lesson`: what this run teaches, None where no valid level does.
     """
 
     engine: str
@@ -52,7 +51,6 @@ class PlannedRun:
     sequences: int
     memory_bandwidth_bytes_per_s: float | None
     flop_per_s: float | None
-    is_burst: bool
     points: tuple[Planned | None, ...]
     lesson: Calibration | None
     notes: tuple[str, ...] = ()
@@ -92,7 +90,6 @@ def against_plan(
         sequences=group.limits.sequences,
         memory_bandwidth_bytes_per_s=ran.bandwidth_bytes_per_s,
         flop_per_s=ran.flop_per_s,
-        is_burst=ran.is_on_cards,
         points=rows,
         lesson=_lesson(points, rows, ran),
     )
@@ -110,7 +107,6 @@ class _Ran:
     version: str | None
     device: str
     num_devices: int
-    is_on_cards: bool
     bandwidth_bytes_per_s: float | None
     flop_per_s: float | None
 
@@ -132,7 +128,6 @@ def _ran(name: str, group: Group, spec: ModelSpec, machine: Machine) -> _Ran:
         version=engine_version(group),
         device=" + ".join(sorted(names)) or machine.host.processor or "processor",
         num_devices=max(len(cards), 1),
-        is_on_cards=bool(cards),
         bandwidth_bytes_per_s=bandwidth,
         flop_per_s=flop_per_s,
     )
@@ -203,8 +198,8 @@ def _compared(point: PointResult, candidate: Candidate, slots: int) -> tuple[Com
 
 
 def _lesson(points: Sequence[PointResult], rows: Sequence[Planned | None], ran: _Ran) -> Calibration | None:
-    """Mean factor, on the logarithm, of the valid levels. First-token times teach only where one runs at a time: with
-    more the plan's burst waits otherwise than a steady load.
+    """Mean factor, on the logarithm, of the valid levels. First-token times teach only where one runs at a time: how
+    the prompts of several fall together is chance.
     """
     kept = [row for point, row in zip(points, rows, strict=True) if row is not None and point.valid]
     steps, firsts = _factors(kept, "per_token_s"), _factors([r for r in kept if r.concurrency == 1], "first_token_s")

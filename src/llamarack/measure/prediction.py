@@ -34,8 +34,8 @@ class LimitReached:
 
 
 def compare_with_plan(point: PointResult, candidate: Candidate) -> tuple[Compared, ...]:
-    """Medians against the plan's speeds, which hold for the load that it was made for."""
-    predicted = candidate.predicted
+    """Medians against the plan's speeds for a closed loop, which hold for the load that it was made for."""
+    predicted = candidate.closed_loop
     pairs = (
         ("first_token_s", predicted.first_token_s, point.metrics.ttft_s.p50),
         ("per_token_s", predicted.per_token_s, point.metrics.per_token_s.p50),

@@ -232,17 +232,12 @@ def _plan_note(plan: PlannedRun) -> str:
     devices = f"{plan.devices} x {plan.device}" if plan.devices > 1 else plan.device
     counted = any(planned.limit.is_counted_by_engine for planned in plan.points if planned is not None)
     source = "The shares are the engine's own count. " if counted else ""
-    burst = (
-        "The plan is that of a burst, so its first-token time holds the wait behind the others' prompts. "
-        if plan.is_burst
-        else ""
-    )
     learnt = (
         "No level was fit to learn from." if plan.lesson is None else "`llamarack plan` will go by what was learnt."
     )
     return (
         f"{plan.engine} {plan.engine_version or ''} on {devices}, {limit}. Error: measured over predicted, less one. "
-        f"{burst}{source}{learnt}"
+        f"The plan is that of a closed loop. {source}{learnt}"
     )
 
 

@@ -23,9 +23,10 @@ from llamarack.paths import RackPaths
 from llamarack.supervise.canary import Trial
 from llamarack.supervise.change import Outcome
 from llamarack.supervise.journal import Entry
+from llamarack.supervise.rack_lock import is_running, lock_holder
 from llamarack.supervise.spec_json import deployment_from_json
 from llamarack.supervise.status import events_record, status_record
-from llamarack.supervise.supervisor import Source, Supervisor, is_running, lock_holder
+from llamarack.supervise.supervisor import Source, Supervisor
 
 _MAX_LINE_BYTES = 4 * 1024**2
 _FOLLOW_MAX = 1024  # entries that a slow reader may lag behind

@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import asdict
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 from llamarack.config import Deployment
-from llamarack.plan.record import CPU_INDEX
-from llamarack.supervise.canary import Judgement, Trial, judge
+from llamarack.errors import HardwareError
+from llamarack.supervise.canary import Trial
+from llamarack.supervise.change_failure import Failure, asked_back
+from llamarack.supervise.change_units import in_words, step_words, unit_of, units_of
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.memory_file import SavedChange
 from llamarack.supervise.replica import Replica
@@ -24,14 +25,11 @@ from llamarack.supervise.replica_record import ReplicaSpec
 from llamarack.supervise.rolling import Await, Blocked, Start, Step, Stop, Unit, foreseen, next_step, ready_by_model
 from llamarack.supervise.spec_json import spec_to_json
 from llamarack.supervise.state import State
-from llamarack.supervise.tally import Tally, since, total
+from llamarack.supervise.tally import Tally
+from llamarack.supervise.trial_run import TrialRun, on_trial
 from llamarack.units import format_duration
 
 T = TypeVar("T")
-_JUDGE_EVERY_S = 0.5
-# A driver gives memory back a moment after the process has gone; Ollama was seen to wait 5 s for the same.
-_MEMORY_BACK_S = 15.0
-_MEMORY_POLL_S = 0.25
 _GONE = frozenset({State.STOPPED, State.FAILED})
 _LEAVING = frozenset({State.DRAINING, State.STOPPING})
 _DOWN = frozenset({State.BACKOFF, *_GONE})
@@ -43,16 +41,6 @@ class Outcome(StrEnum):
     ROLLED_BACK = "rolled_back"
     INCOMPLETE = "incomplete"  # went back, but not everything of the old layout became ready again
     INTERRUPTED = "interrupted"  # the rack was stopped meanwhile
-
-
-class Failure(Exception):
-    """Why a change goes back; `exit_code`: of the command that asked for it."""
-
-    def __init__(self, message: str, *, hint: str | None = None, exit_code: int = 5) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-        self.exit_code = exit_code
 
 
 class Rack(Protocol):
@@ -99,14 +87,14 @@ class Change:
         self.done = asyncio.Event()
         self._rack = rack
         self._abort = asyncio.Event()
+        self._free_known: Mapping[int, int] = {}
         self._started: set[str] = set()
         self._given_up: set[str] = set()  # brought back once, and down again
         self._ready_before: dict[str, int] = {}
         self._steps_done = 0
         self._steps_total = 0
         self._now = ""
-        self._trial_ends_unix_s: float | None = None
-        self._watched: dict[str, Tally] = {}
+        self._trial_run = TrialRun(rack, trial, {}) if trial else None
         self._begun_unix_s = time.time()
         self._ended_unix_s: float | None = None
 
@@ -115,7 +103,7 @@ class Change:
         self._abort.set()
 
     def foresee(self, free_bytes: Mapping[int, int]) -> tuple[tuple[Step, ...], Blocked | None]:
-        return foreseen(self._running(), _units(self.new), free_bytes, ready_by_model(self._running()))
+        return foreseen(self._running(), units_of(self.new), free_bytes, ready_by_model(self._running()))
 
     async def run(self) -> None:
         """Returns when the rack has the new layout or, after a failed step, the old one."""
@@ -134,7 +122,7 @@ class Change:
         await self._back(self.failure)
 
     async def _forward(self) -> None:
-        steps, _ = self.foresee(await self._rack.free_bytes())
+        steps, _ = self.foresee(await self._free_bytes())
         self._steps_total = len(steps)
         count = f"{len(steps)} step{'' if len(steps) == 1 else 's'}" if steps else "settings alone"
         self._note("change_started", f"changes to generation {self.generation}: {count}", steps=in_words(steps))
@@ -161,7 +149,7 @@ class Change:
             hint=failure.hint,
         )
         self._rack.changed()
-        self._steps_total = self._steps_done + len(self._way_back(await self._rack.free_bytes()))
+        self._steps_total = self._steps_done + len(self._way_back(await self._free_bytes()))
         waits = True
         while (step := await self._next(self.old, waits=waits)) is not None:
             if isinstance(step, Blocked):  # it ran before: if it cannot now, its own restarts will tell
@@ -181,11 +169,11 @@ class Change:
             self._end(Outcome.ROLLED_BACK, "went back: everything serves as before", "change_rolled_back")
 
     def _way_back(self, free_bytes: Mapping[int, int]) -> tuple[Step, ...]:
-        return foreseen(self._running(), _units(self.old), free_bytes, self._ready_before)[0]
+        return foreseen(self._running(), units_of(self.old), free_bytes, self._ready_before)[0]
 
     async def _next(self, target: Mapping[str, ReplicaSpec], *, waits: bool = True) -> Step | Blocked | None:
-        free = await self._rack.free_bytes()
-        return next_step(self._running(), _units(target), free, self._ready_before, waits=waits)
+        free = await self._free_bytes()
+        return next_step(self._running(), units_of(target), free, self._ready_before, waits=waits)
 
     async def _take(self, step: Step, target: Mapping[str, ReplicaSpec], *, abortable: bool = True) -> None:
         """Raises Failure when a start or a wait did not end in a ready replica."""
@@ -193,7 +181,7 @@ class Change:
         self._now = f"{words} {step.replica}"
         self._note(
             "change_step",
-            f"step {self._steps_done + 1} of {max(self._steps_total, self._steps_done + 1)}: {_step_words(step)}",
+            f"step {self._steps_done + 1} of {max(self._steps_total, self._steps_done + 1)}: {step_words(step)}",
         )
         match step:
             case Start():
@@ -201,7 +189,7 @@ class Change:
             case Await():
                 await self._until_ready(self._known(step.replica), abortable=abortable)
             case Stop():
-                await self._stop(step)
+                await self._rack.retire(self._known(step.replica), patiently=step.makes_room_for is None)
         self._steps_done += 1
         self._now = ""
 
@@ -230,28 +218,11 @@ class Change:
             moved = replica.changed.wait()
             await (self._unless_aborted(moved) if abortable else moved)
 
-    async def _stop(self, step: Stop) -> None:
-        replica = self._known(step.replica)
-        before = await self._rack.free_bytes() if replica.spec.card_uuids else {}
-        await self._rack.retire(replica, patiently=step.makes_room_for is None)
-        if before:
-            await self._until_memory_back(_unit(replica.spec, is_ready=True), before)
-
-    async def _until_memory_back(self, unit: Unit, before: Mapping[int, int]) -> None:
-        """Of cards; until three quarters of what was planned for it are free again, or it takes too long."""
-        deadline = time.monotonic() + _MEMORY_BACK_S
-        expected = {d: before[d] + 0.75 * n for d, n in unit.needs_bytes.items() if d != CPU_INDEX and d in before}
-        while time.monotonic() < deadline:
-            free = await self._rack.free_bytes()
-            if all(free.get(device, 0) >= bytes_ for device, bytes_ in expected.items()):
-                return
-            await asyncio.sleep(_MEMORY_POLL_S)
-
     def _require_started(self) -> None:
         """Raises Failure when a replica that this change has brought up is no longer ready, or somebody asked to go
         back."""
         if self._abort.is_set():
-            raise _asked()
+            raise asked_back()
         for id in self._started:
             replica = self._find(id)
             if replica is not None and replica.state is not State.READY:
@@ -259,20 +230,14 @@ class Change:
                 hint = replica.last_death.hint if replica.last_death else None
                 raise Failure(f"{id} went down soon after it was ready: {why}", hint=hint)
 
-    # -- a trial ------------------------------------------------------------------------------------------------
-
     async def _try_out(self, trial: Trial) -> None:
         """One new replica of each changed model beside the old ones. Raises Failure unless all are judged good."""
         chosen = self.on_trial()
         for id in chosen:
             self._rack.shares[id] = trial.share
             if self._find(id) is None:
-                step = next_step(
-                    self._running(),
-                    _units({id: self.new[id], **self._running_specs()}),
-                    await self._rack.free_bytes(),
-                    {},
-                )
+                both = {id: self.new[id], **self._running_specs()}
+                step = next_step(self._running(), units_of(both), await self._free_bytes(), {})
                 if not isinstance(step, Start):
                     words = step.words if isinstance(step, Blocked) else id
                     raise Failure(f"no room for a trial beside what runs: {words}", exit_code=4)
@@ -280,54 +245,26 @@ class Change:
         share = f"{trial.share * 100:g} % of the requests"
         self._note("trial_started", f"{', '.join(chosen)}: on trial with {share} for {format_duration(trial.for_s)}")
         self._now = f"tries {', '.join(chosen)} out"
-        self._trial_ends_unix_s = time.time() + trial.for_s
-        reasons = await self._until_judged(chosen, time.monotonic() + trial.for_s)
+        self._trial_run = TrialRun(self._rack, trial, {id: self.new[id].model.name for id in chosen})
+        reasons = await self._trial_run.until_judged(lambda s: self._unless_aborted(asyncio.sleep(s)))
         self._note("trial_passed", f"the trial went well: {'; '.join(reasons)}")
         self._rack.shares.clear()
         self._rack.changed()
 
     def on_trial(self) -> list[str]:
-        """The first new replica of each model that loses one of its old ones."""
-        leaving = {spec.model.name for id, spec in self.old.items() if id not in self.new}
-        firsts: dict[str, str] = {}
-        for id, spec in self.new.items():
-            if id not in self.old and spec.model.name in leaving:
-                firsts.setdefault(spec.model.name, id)
-        return list(firsts.values())
-
-    async def _until_judged(self, chosen: Sequence[str], ends_monotonic_s: float) -> list[str]:
-        begin = dict(self._rack.tallies())
-        while True:
-            is_over = time.monotonic() >= ends_monotonic_s
-            self._require_trial_up(chosen)
-            added = {id: since(now, begin.get(id, Tally())) for id, now in self._rack.tallies().items()}
-            verdicts = []
-            for id in chosen:
-                model = self.new[id].model.name
-                rest = [each.id for each in self._rack.replicas if each.spec.model.name == model and each.id != id]
-                self._watched = {id: added.get(id, Tally()), "others": total(added.get(o, Tally()) for o in rest)}
-                judgement, reason = judge(self._watched[id], self._watched["others"], is_over=is_over)
-                if judgement is Judgement.BACK:
-                    raise Failure(f"{id} is worse than what it replaces: {reason}", exit_code=6)
-                if judgement is Judgement.TOO_FEW:
-                    hint = "a longer --for or a larger --canary; llamarack reload alone changes without a trial"
-                    raise Failure(f"{id} cannot be judged: {reason}", hint=hint, exit_code=7)
-                verdicts.append(f"{id}: {reason}")
-            if is_over:
-                return verdicts
-            await self._unless_aborted(
-                asyncio.sleep(min(_JUDGE_EVERY_S, max(0.0, ends_monotonic_s - time.monotonic())))
-            )
-
-    def _require_trial_up(self, chosen: Sequence[str]) -> None:
-        for id in chosen:
-            replica = self._known(id)
-            if replica.state is not State.READY or replica.restarts:
-                death = replica.last_death
-                why = death.message if death else replica.state.value
-                raise Failure(f"{id} went down on trial: {why}", hint=death.hint if death else None, exit_code=6)
+        return on_trial(self.old, self.new)
 
     # -- what there is ------------------------------------------------------------------------------------------
+
+    async def _free_bytes(self) -> Mapping[int, int]:
+        """The way back must not end at a driver that does not answer: there the newest known counts. Raises Failure on
+        the way forward."""
+        try:
+            self._free_known = await self._rack.free_bytes()
+        except HardwareError as error:
+            if self.failure is None:
+                raise Failure(error.message, hint=error.hint, exit_code=error.exit_code) from error
+        return self._free_known
 
     def _find(self, id: str) -> Replica | None:
         return next((replica for replica in self._rack.replicas if replica.id == id), None)
@@ -339,7 +276,7 @@ class Change:
 
     def _running(self) -> list[Unit]:
         alive = [each for each in self._rack.replicas if each.state not in _GONE or each.id in self._given_up]
-        return [_unit(replica.spec, is_ready=replica.state is State.READY) for replica in alive]
+        return [unit_of(replica.spec, is_ready=replica.state is State.READY) for replica in alive]
 
     def _running_specs(self) -> dict[str, ReplicaSpec]:
         return {replica.id: replica.spec for replica in self._rack.replicas if replica.state not in _GONE}
@@ -351,7 +288,7 @@ class Change:
         try:
             await asyncio.wait({task, asked}, return_when=asyncio.FIRST_COMPLETED)
             if asked.done() and not task.done():
-                raise _asked()
+                raise asked_back()
             return task.result()
         finally:
             for each in (task, asked):
@@ -400,66 +337,8 @@ class Change:
             "message": failure.message if failure else None,
             "hint": failure.hint if failure else None,
             "exit_code": failure.exit_code if failure else 0,
-            "trial": None
-            if self.trial is None
-            else {
-                **asdict(self.trial),
-                "ends_unix_s": self._trial_ends_unix_s,
-                "tallies": {
-                    id: {
-                        "requests": tally.requests,
-                        "failures": tally.failures,
-                        "median_first_token_s": tally.median_first_token_s,
-                    }
-                    for id, tally in self._watched.items()
-                },
-            },
+            "trial": self._trial_run.record() if self._trial_run else None,
         }
-
-
-def _asked() -> Failure:
-    return Failure("somebody asked for it", exit_code=130)
-
-
-def _units(specs: Mapping[str, ReplicaSpec]) -> list[Unit]:
-    return [_unit(spec, is_ready=True) for spec in specs.values()]
-
-
-def _unit(spec: ReplicaSpec, *, is_ready: bool) -> Unit:
-    """What it needs by the upper end of its plan, as at a start."""
-    needs: dict[int, int] = {}
-    mapped_bytes = 0
-    for card in spec.candidate.cards:
-        own = card.total_high_bytes
-        if card.index == CPU_INDEX and spec.group.engine == "llamacpp":
-            mapped_bytes = card.terms.weights_bytes
-            own -= mapped_bytes
-        needs[card.index] = needs.get(card.index, 0) + own
-    if spec.candidate.host_bytes:
-        needs[CPU_INDEX] = needs.get(CPU_INDEX, 0) + spec.candidate.host_bytes
-    return Unit(
-        id=spec.id,
-        model=spec.model.name,
-        needs_bytes=needs,
-        mapped_path=str(spec.path) if mapped_bytes else None,
-        mapped_bytes=mapped_bytes,
-        is_ready=is_ready,
-    )
-
-
-def _step_words(step: Step) -> str:
-    match step:
-        case Start():
-            return f"start {step.replica}"
-        case Await():
-            return f"wait for {step.replica}"
-        case Stop():
-            room = f", to make room for {step.makes_room_for}" if step.makes_room_for else ""
-            return f"end {step.replica} once its requests are finished{room}"
-
-
-def in_words(steps: Sequence[Step]) -> list[str]:
-    return [_step_words(step) for step in steps]
 
 
 def is_leaving(state: State) -> bool:

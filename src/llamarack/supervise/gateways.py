@@ -28,9 +28,12 @@ from llamarack.supervise.memory_file import SavedGateway
 from llamarack.supervise.table import Table, to_json
 from llamarack.supervise.tally import Tally, total
 from llamarack.supervise.traffic import TrafficLog
+from llamarack.units import format_duration
 
 _BACKLOG = 1024
 _RESTART_WAIT_S = 0.2
+_LONGEST_WAIT_S = 10.0
+_LIVED_S = 5.0  # a worker that lived so long did not die of its start
 _DRAIN_POLL_S = 0.02
 
 
@@ -132,18 +135,36 @@ class GatewayPool:
                 del self._links[worker]
                 self.counts.pop(worker, None)
 
+    def in_flight(self, replica: str) -> int:
+        """Requests there, over all workers."""
+        return sum(counts.in_flight.get(replica, 0) for counts in self.counts.values())
+
     def in_flight_total(self) -> int:
         return sum(sum(counts.in_flight.values()) + sum(counts.queued.values()) for counts in self.counts.values())
+
+    def has_acted_on(self, version: int) -> bool:
+        """Whether every worker is here and lets requests in by this table."""
+        current = [counts for counts in self.counts.values() if counts.table_version >= version]
+        return len(current) >= self.settings.workers
+
+    async def acted_on(self, version: int, timeout_s: float) -> bool:
+        """The same once it is so; False when that takes too long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self.has_acted_on(version):
+                    await self.heard.wait()
+                return True
+        return False
 
     async def drained(self, replica: str | None, version: int, timeout_s: float) -> bool:
         """Waits until every worker has acted on `version` and nothing runs on `replica` (None: at all)."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             behind = any(self._has_not_seen(worker, version) for worker in self._links)
-            busy = sum(
-                counts.in_flight.get(replica, 0) if replica else sum(counts.in_flight.values())
-                for counts in self.counts.values()
-            )
+            if replica is None:
+                busy = sum(sum(counts.in_flight.values()) for counts in self.counts.values())
+            else:
+                busy = self.in_flight(replica)
             if not behind and not busy:
                 return True
             with contextlib.suppress(TimeoutError):
@@ -205,14 +226,31 @@ class GatewayPool:
         )
 
     async def _keep(self, worker: int) -> None:
+        """For ever: it is the only door. What dies at once is started ever less often."""
+        wait_s = _RESTART_WAIT_S
         while True:
-            child = self.children[worker]
+            child, since = self.children[worker], time.monotonic()
             await child.exited.wait()
             assert child.exit is not None
-            self._journal.error("gateway_died", f"gateway worker {worker}: {child.exit.words}; started again")
+            if time.monotonic() - since >= _LIVED_S:
+                wait_s = _RESTART_WAIT_S
+            self._journal.error(
+                "gateway_died",
+                f"gateway worker {worker}: {child.exit.words}; started again in {format_duration(wait_s)}",
+            )
             await child.release()
-            await asyncio.sleep(_RESTART_WAIT_S)
-            self.children[worker] = await self._start(worker)
+            while True:
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+                try:
+                    self.children[worker] = await self._start(worker)
+                    break
+                except (OSError, TimeoutError) as error:
+                    self._journal.error(
+                        "gateway_died",
+                        f"gateway worker {worker} cannot be started: {error or type(error).__name__}; "
+                        f"tried again in {format_duration(wait_s)}",
+                    )
 
     async def _end(self, child: KeptChild) -> None:
         if child.exit is None:

@@ -4,7 +4,8 @@ Standard library only and run as a plain file (`python -I -S keeper.py`), so tha
 The spec comes as one JSON object on stdin: `argv, env, log_path, log_max_bytes, control_socket, lease_s, grace_s,
 unlink, inherit_fds`. It listens on `control_socket`, one JSON object a line:
 
-    {"op": "attach"}               -> {"event": "state", ...}, later {"event": "exit", ...}; holds the lease
+    {"op": "attach"}               -> {"event": "state", ...}; {"event": "ending"} once the child itself has exited, and
+                                      {"event": "exit", ...} when nothing of it is left; holds the lease
     {"op": "stop", "grace_s": 10}  -> SIGTERM, after `grace_s` SIGKILL, to the child and all its descendants
     {"op": "fds"}                  -> one message that carries `inherit_fds`, for a supervisor that came back
     {"op": "release"}              -> after the exit was reported: the keeper's work is done
@@ -263,6 +264,8 @@ class Keeper:
                 self._send(connection, {"event": "state", "pid": pid, "start_ticks": start_ticks(pid) if pid else None})
                 if self._exit is not None:
                     self._send(connection, self._exit)
+                elif self._child is not None and self._child.returncode is not None:
+                    self._send(connection, self._ended("ending"))
             case "stop":
                 self._stop(float(message.get("grace_s", self._spec["grace_s"])))
             case "fds":
@@ -270,6 +273,10 @@ class Keeper:
                     socket.send_fds(connection, [b'{"event": "fds"}\n'], self._spec["inherit_fds"])
             case "release":
                 self._released = self._exit is not None
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        for connection in self._attached:
+            self._send(connection, message)
 
     def _send(self, connection: socket.socket, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
@@ -295,12 +302,13 @@ class Keeper:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 if self._exit is None and self._child is not None and self._child.returncode is not None:
-                    self._report_exit(self._child.returncode)
+                    self._report_exit()
                 return
             if pid == 0:
                 return
             if self._child is not None and pid == self._child.pid:
                 self._child.returncode = os.waitstatus_to_exitcode(status)
+                self._tell(self._ended("ending"))
                 self._stop_family()
 
     def _stop_family(self) -> None:
@@ -308,22 +316,27 @@ class Keeper:
         soon = time.monotonic() + 1.0
         self._kill_at = soon if self._kill_at is None else min(self._kill_at, soon)
 
-    def _report_exit(self, code: int) -> None:
-        if self._child is not None and self._child.stdout is not None and not self._child.stdout.closed:
-            self._read_output(self._child.stdout)
+    def _ended(self, event: str) -> dict[str, Any]:
+        """How the child itself ended."""
+        assert self._child is not None
+        code = self._child.returncode
         self._look_for_oom_kills()
         struck = self._oom_seen_at is not None and time.monotonic() - self._oom_seen_at < _OOM_NEAR_S
-        self._exit = {
-            "event": "exit",
+        return {
+            "event": event,
             "code": code if code >= 0 else None,
             "signal": -code if code < 0 else None,
             "oom_killed": struck and code == -signal.SIGKILL,
             "oom_near": struck,  # a rank that was killed takes its parent down with an exit code
             "asked": self._stop_asked,
         }
+
+    def _report_exit(self) -> None:
+        if self._child is not None and self._child.stdout is not None and not self._child.stdout.closed:
+            self._read_output(self._child.stdout)
+        self._exit = self._ended("exit")
         self._kill_at = None
-        for connection in self._attached:
-            self._send(connection, self._exit)
+        self._tell(self._exit)
 
     def _look_for_oom_kills(self) -> None:
         """Often, since only a kill at about the time of the death is its cause: the group may hold others."""

@@ -58,14 +58,17 @@ class ChildSpec:
 
 
 class KeptChild:
-    """One attached keeper. `exited` is set when the child and all its descendants are gone."""
+    """One attached keeper. `ending` is set when the child itself has exited, `exited` when all its descendants are
+    gone too: with a rank that does not end by itself that is a second later."""
 
     def __init__(self, control_socket: Path, keeper_pid: int | None) -> None:
         self.control_socket = control_socket
         self.keeper_pid = keeper_pid
         self.pid: int | None = None
         self.start_ticks: int | None = None
+        self.ending_as: ChildExit | None = None
         self.exit: ChildExit | None = None
+        self.ending = asyncio.Event()
         self.exited = asyncio.Event()
         self._state = asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
@@ -114,8 +117,10 @@ class KeptChild:
                 self._take(json.loads(line))
         if self.exit is None:
             # The keeper was killed; the child dies with it (PR_SET_PDEATHSIG), its descendants are swept here.
+            lost = ChildExit(code=None, signal=None, oom_killed=False, asked=False, keeper_lost=True)
+            self._ends_as(lost)
             await self._sweep()
-            self.exit = ChildExit(code=None, signal=None, oom_killed=False, asked=False, keeper_lost=True)
+            self.exit = lost
         self._state.set()
         self.exited.set()
 
@@ -125,16 +130,23 @@ class KeptChild:
             self.pid = pid if isinstance(pid, int) else None
             self.start_ticks = ticks if isinstance(ticks, int) else None
             self._state.set()
-        elif message["event"] == "exit":
+        elif message["event"] in {"ending", "exit"}:
             code, number = message["code"], message["signal"]
-            self.exit = ChildExit(
+            told = ChildExit(
                 code=code if isinstance(code, int) else None,
                 signal=number if isinstance(number, int) else None,
                 oom_killed=message["oom_killed"] is True,
                 asked=message["asked"] is True,
                 oom_near=message.get("oom_near") is True,
             )
-            self.exited.set()
+            self._ends_as(told)
+            if message["event"] == "exit":
+                self.exit = told
+                self.exited.set()
+
+    def _ends_as(self, told: ChildExit) -> None:
+        self.ending_as = told
+        self.ending.set()
 
     async def _sweep(self) -> None:
         """Kills what carries this keeper's mark in its environment; gives up after 10 s."""

@@ -7,51 +7,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import secrets
-import signal
 import time
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Coroutine, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from llamarack.config import Group
-from llamarack.engine.adaptor import Diagnosis, Endpoint, LaunchContext
+from llamarack.engine.adaptor import Diagnosis, Endpoint
 from llamarack.engine.device_memory import TermCheck, term_checks
 from llamarack.errors import LlamarackError, NeverReady
-from llamarack.hardware.disk import file_system_of
-from llamarack.hardware.host import read_cgroup_limits, read_host
 from llamarack.hardware.loadlock import LoadLock
-from llamarack.paths import RackPaths, make_private
+from llamarack.paths import RackPaths
+from llamarack.supervise.card_return import expected_bytes, missing_bytes
 from llamarack.supervise.card_share import held_bytes, require_shares
-from llamarack.supervise.degrade import OUT_OF_MEMORY, Rung, smaller_plans
+from llamarack.supervise.degrade import Rung
 from llamarack.supervise.journal import Journal
-from llamarack.supervise.keeping import GRACE_S, ChildExit, ChildSpec, KeptChild, start_child
-from llamarack.supervise.loading import Load, read_state, slow_causes
+from llamarack.supervise.keeping import GRACE_S, KeptChild
+from llamarack.supervise.load_watch import look_at
+from llamarack.supervise.loading import Load
+from llamarack.supervise.log_tail import end_of, read_tail
+from llamarack.supervise.post_mortem import Condemned, Died, NoRoom, diagnose, is_short_of_memory, why_given_up
 from llamarack.supervise.replica_record import Death, Degraded, Remembered, ReplicaSpec
+from llamarack.supervise.spawning import spawn
+from llamarack.supervise.start_order import take_load_lock, until_room
 from llamarack.supervise.state import Event, RestartPolicy, State, next_state
+from llamarack.supervise.step_down import as_degraded, next_smaller
 from llamarack.units import format_bytes, format_duration
 
 T = TypeVar("T")
-_LOAD_LOCK_POLL_S = 0.1
 _ANSWER_POLL_S = 0.05
-_ROOM_POLL_S = 2.0
 _CONDEMNED_GRACE_S = 1.0  # what does not answer will hardly end in order, and its requests wait
 _LEAST_WARM_UP_S = 30.0
-_LOG_TAIL_BYTES = 262_144  # every rank of a vLLM prints some 10 KB of traceback after the line that tells the cause
+_CARD_LOOK_S = 5.0
 # A whole micro-batch on cards, where kernels are chosen by shape; on the CPU nothing is compiled, and a long prompt
 # would only make every start a second longer.
 _LONG_PROMPT_TOKENS = 512
 _LONG_PROMPT_CPU_TOKENS = 36
-# Causes that the same start meets again; the rest may pass.
-_HOPELESS = frozenset(
-    {
-        *("model_file_damaged", "missing_tokenizer", "unsupported_architecture", "unsupported_quantization"),
-        *("bad_option", "context_too_long", "heads_not_divisible", "kv_cache_too_small", "kv_dtype_needs_bfloat16"),
-        *("unsupported_kv_dtype", "driver_too_old"),
-    }
-)
 
 
 class World(Protocol):
@@ -79,24 +71,6 @@ class _Stop(Exception):
 
 class _Recycle(Exception):
     """To be drained, ended and started anew, for the reason given."""
-
-
-class _Condemned(Exception):
-    """Judged unfit while serving, from outside: it is ended and started again."""
-
-    def __init__(self, diagnosis: Diagnosis) -> None:
-        super().__init__(diagnosis.message)
-        self.diagnosis = diagnosis
-
-
-class _NoRoom(NeverReady):
-    code = "memory_not_free"
-
-
-class _Died(Exception):
-    def __init__(self, exit: ChildExit) -> None:
-        super().__init__(exit.words)
-        self.exit = exit
 
 
 class Replica:
@@ -168,7 +142,9 @@ class Replica:
             if adopted is not None and remembered is not None:
                 self.child, self.endpoint = adopted, remembered.endpoint
                 self.restarts, self.last_death = remembered.restarts, remembered.last_death
-                await self._resume(remembered.degraded)
+                if (degraded := remembered.degraded) is not None:
+                    self.spec = await as_degraded(self.spec, degraded, self._world.plan_again)
+                    self.rungs = degraded.rungs
                 if await self._life(adopt_ready=remembered.was_ready):
                     return
             while not await self._life():
@@ -199,7 +175,7 @@ class Replica:
             await self._take_down()
             self.restarts += 1
             return self._asked_stop.is_set() or self._asked_drain.is_set()
-        except (_Died, _Condemned, NeverReady, LlamarackError, OSError, TimeoutError) as error:
+        except (Died, Condemned, NeverReady, LlamarackError, OSError, TimeoutError) as error:
             await self._bury(error)
             lock.release()
             if await self._plan_smaller():
@@ -213,8 +189,10 @@ class Replica:
         if self.state is not State.STARTING:
             self._step(Event.START)
         if not adopted:
-            await self._until_room()
-        await self._take_lock(lock)
+            await until_room(self.spec, self._world.card_shortage, self._world.journal, self._pause)
+        await take_load_lock(lock, self.id, self._world.journal, self._pause)
+        if self._asked_stop.is_set() or self._asked_drain.is_set():
+            raise _Stop
         started = time.monotonic()
         self.load = Load(
             now_monotonic_s=started,
@@ -225,7 +203,9 @@ class Replica:
         free_before: Mapping[str, int | None] = {}
         if not adopted:
             free_before = await self._card_free_bytes()
-            self.child = await self._spawn()
+            self._log_from_bytes = end_of(self.log_path)
+            spawned = await spawn(self.spec, self._world.paths, self._world.journal)
+            self.child, self.endpoint = spawned.child, spawned.endpoint
         self._step(Event.SPAWNED)
         await self._unless_over(self._until_answers(self.load), None)
         self._step(Event.ANSWERED)
@@ -247,70 +227,6 @@ class Replica:
         checks = [asdict(check) for check in self.memory_checks]
         self._world.journal.note("ready", message, replica=self.id, seconds=self.start_seconds, memory=checks)
 
-    async def _take_lock(self, lock: LoadLock) -> None:
-        """One load at a time on this machine, whoever starts it."""
-        told = False
-        while not lock.try_acquire():
-            if not told:
-                holder = lock.holder_pid()
-                by = f" (process {holder})" if holder and holder != os.getpid() else ""
-                self._world.journal.note("load_waits", f"waits for another load to end{by}", replica=self.id)
-                told = True
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOAD_LOCK_POLL_S):
-                    await self._wait_asked()
-                    raise _Stop
-        if self._asked_stop.is_set() or self._asked_drain.is_set():
-            raise _Stop
-
-    async def _spawn(self) -> KeptChild:
-        spec, paths = self.spec, self._world.paths
-        socket = paths.engine_socket(self.id)
-        context = LaunchContext(
-            replica=self.id,
-            model=spec.model,
-            group=spec.group,
-            path=spec.path,
-            candidate=spec.candidate,
-            card_uuids=spec.card_uuids,
-            files=make_private(paths.folder / "replicas" / self.id),
-            socket=socket,
-            key=secrets.token_urlsafe(32),
-        )
-        # In a thread: an engine that was updated meanwhile is asked for its options first.
-        launch = await asyncio.to_thread(spec.adaptor.launch, context)
-        self.endpoint = launch.endpoint
-        self._log_from_bytes = self.log_path.stat().st_size if self.log_path.exists() else 0
-        message = f"loads {spec.path.name} with {spec.adaptor.name}"
-        self._world.journal.note("starting", message, replica=self.id, argv=list(launch.argv))
-        return await start_child(
-            ChildSpec(
-                argv=launch.argv,
-                env=launch.env,
-                log_path=self.log_path,
-                control_socket=paths.keeper_socket(self.id),
-                unlink=[socket],
-            )
-        )
-
-    async def _until_room(self) -> None:
-        """Until the cards have what the plan needs: somebody else's process, or the engine before this one, may still
-        hold it. Raises NeverReady when that takes as long as a start may."""
-        told, since = False, time.monotonic()
-        while self.spec.card_uuids:
-            short = await self._world.card_shortage(self.spec)
-            if short is None:
-                return
-            if time.monotonic() - since >= self.spec.start_deadline_s:
-                raise _NoRoom(
-                    f"no room for {format_duration(self.spec.start_deadline_s)}: {short}",
-                    hint="end what holds it, or plan around it: llamarack plan FILE; nothing of others is ended here",
-                )
-            if not told:
-                told = True
-                self._world.journal.warn("memory_waits", f"waits for memory: {short}", replica=self.id)
-            await self._pause(_ROOM_POLL_S)
-
     async def _pause(self, seconds: float) -> None:
         """Raises _Stop when it is asked to stop meanwhile."""
         with contextlib.suppress(TimeoutError):
@@ -325,48 +241,9 @@ class Replica:
         assert self.endpoint is not None
         async with EngineClient(self.endpoint) as client:
             while not await client.is_up():  # the engine offers nothing to wait on
-                self._look_at(load)
+                if self.child is not None:
+                    look_at(load, self.spec, self.child.pid, self.log_path, self._log_from_bytes, self._world.journal)
                 await asyncio.sleep(_ANSWER_POLL_S)
-
-    def _look_at(self, load: Load) -> None:
-        """Samples the load, tells when it is slow, and raises NeverReady when its time is over; with the causes."""
-        now = time.monotonic()
-        if load.is_due(now) and self.child is not None:
-            tail = read_tail(self.log_path, self._log_from_bytes)
-            state = read_state(
-                self.child.pid,
-                self.log_path,
-                now_monotonic_s=now,
-                fraction=self.spec.adaptor.load_fraction(tail),
-                weights_bytes=load.weights_bytes,
-                on_cards=bool(self.spec.card_uuids),
-            )
-            load.take(state)
-        is_over = load.is_over(now)
-        if not is_over and (load.is_slow_told or not load.is_slow(now)):
-            return
-        causes = "; ".join(self._why_slow(load))
-        if is_over:
-            raise NeverReady(
-                f"not ready within {format_duration(load.deadline_s)}" + (f": {causes}" if causes else ""),
-                hint="supervise.start_deadline in seconds allows more; the log tells how far it came",
-            )
-        load.is_slow_told = True
-        done = "" if load.state.fraction is None else f", {100 * load.state.fraction:.0f} % done"
-        self._world.journal.warn(
-            "start_slow",
-            f"loading for {format_duration(now - load.started_s)}{done}" + (f": {causes}" if causes else ""),
-            replica=self.id,
-            hint=f"it may take {format_duration(load.deadline_s)}",
-        )
-
-    def _why_slow(self, load: Load) -> Sequence[str]:
-        return slow_causes(
-            load,
-            time.monotonic(),
-            file_system=file_system_of(self.spec.path),
-            host=read_host(),
-        )
 
     async def _card_free_bytes(self) -> Mapping[str, int | None]:
         """Of this replica's cards; empty on the processor."""
@@ -374,6 +251,14 @@ class Replica:
             return {}
         free = await self._world.card_free_bytes()
         return {uuid: free[uuid] for uuid in self.spec.card_uuids if uuid in free}
+
+    async def _card_free_bytes_if_told(self) -> Mapping[str, int | None]:
+        """Empty where the driver fails or stalls: a lost card must not keep an engine from its end."""
+        try:
+            async with asyncio.timeout(_CARD_LOOK_S):
+                return await self._card_free_bytes()
+        except (LlamarackError, OSError, TimeoutError):
+            return {}
 
     async def _warm_up(self, timeout_s: float) -> None:
         from llamarack.supervise.engine_client import EngineClient
@@ -393,12 +278,21 @@ class Replica:
         """Returns only by raising: asked to stop, died, or condemned."""
         loop = asyncio.get_running_loop()
         condemned, recycled = self._condemned, self._recycled = loop.create_future(), loop.create_future()
+        assert self.child is not None
+        ending = asyncio.ensure_future(self.child.ending.wait())
         try:
-            await self._unless_over(_any_of(condemned, recycled), None)
+            await self._unless_over(_any_of(condemned, recycled, ending), None)
             if condemned.done():
-                raise _Condemned(condemned.result())
-            raise _Recycle(recycled.result())
+                raise Condemned(condemned.result())
+            if recycled.done():
+                raise _Recycle(recycled.result())
+            assert self.child.ending_as is not None
+            self._serves_no_more(Died(self.child.ending_as))
+            await self.child.exited.wait()
+            assert self.child.exit is not None
+            raise Died(self.child.exit)
         finally:
+            ending.cancel()
             self._condemned = self._recycled = None
 
     async def _unless_over(self, work: Coroutine[Any, Any, T], deadline_monotonic_s: float | None) -> T:
@@ -412,7 +306,7 @@ class Replica:
             await asyncio.wait({task, exited, asked}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if exited.done():
                 assert self.child.exit is not None
-                raise _Died(self.child.exit)
+                raise Died(self.child.exit)
             if asked.done():
                 raise _Stop
             if not task.done():
@@ -428,7 +322,7 @@ class Replica:
                     async with asyncio.timeout(1.0):
                         await self.child.exited.wait()
                 if self.child.exit is not None:
-                    raise _Died(self.child.exit) from None
+                    raise Died(self.child.exit) from None
                 raise
         finally:
             for each in (task, exited, asked):
@@ -463,132 +357,92 @@ class Replica:
         if self.child is None:
             return
         if self.child.exit is None:
+            free_bytes = await self._card_free_bytes_if_told()
             await self.child.stop(grace_s=grace_s)
+            await self._until_memory_is_back(free_bytes)
         await self.child.release()
         self.child = None
         self.endpoint = None
         self.ready_since_unix_s = None
 
-    async def _bury(self, error: Exception) -> None:
-        """Records why it went down and makes sure that nothing of it is left."""
+    async def _until_memory_is_back(self, before: Mapping[str, int | None]) -> None:
+        """Of its cards. `before`: what was free on them while it ran."""
+        if not before:
+            return
+        expected = expected_bytes(self.spec.candidate.cards, self.card_held_bytes)
+        for uuid, missing in (await missing_bytes(expected, before, self._card_free_bytes_if_told)).items():
+            self._world.journal.warn(
+                "memory_not_back",
+                f"all of its processes have gone, but {format_bytes(missing)} of card {uuid} have not come back",
+                replica=self.id,
+                hint="nvidia-smi tells who holds it; the next start waits for room",
+                card=uuid,
+                missing_bytes=missing,
+            )
+
+    def _serves_no_more(self, error: Exception) -> None:
+        """Told at once, whatever of it is still to be ended: a request that is sent there meanwhile loses time."""
         # Without room nothing was started, and the log is that of the start before.
-        tail = [] if isinstance(error, _NoRoom) else read_tail(self.log_path, self._log_from_bytes)
-        diagnosis = self._diagnose(error, tail)
+        tail = [] if isinstance(error, NoRoom) else read_tail(self.log_path, self._log_from_bytes)
+        diagnosis = diagnose(error, tail, self.spec.adaptor)
         self.last_death = Death(
             at_unix_s=time.time(),
-            while_state=self.state,
+            while_state=State.READY if self.state is State.BACKOFF else self.state,
             cause=diagnosis.cause,
             message=diagnosis.message,
             hint=diagnosis.hint,
             log_tail=tuple(tail[-20:]),
         )
-        await self._end_child(_CONDEMNED_GRACE_S if isinstance(error, _Condemned) else GRACE_S)
+        if self.state is not State.BACKOFF:
+            self._step(Event.DIED)
+
+    async def _bury(self, error: Exception) -> None:
+        """Records why it went down and makes sure that nothing of it is left."""
+        self._serves_no_more(error)
+        death = self.last_death
+        assert death is not None
+        await self._end_child(_CONDEMNED_GRACE_S if isinstance(error, Condemned) else GRACE_S)
         self._deaths_monotonic_s.append(time.monotonic())
-        was = self.state
-        self._step(Event.DIED)
         self._world.journal.error(
-            "died" if was is State.READY else "start_failed",
-            f"{diagnosis.message} (while {was})",
+            "died" if death.while_state is State.READY else "start_failed",
+            f"{death.message} (while {death.while_state})",
             replica=self.id,
-            cause=diagnosis.cause,
-            hint=diagnosis.hint,
+            cause=death.cause,
+            hint=death.hint,
             log=str(self.log_path),
         )
 
-    def _diagnose(self, error: Exception, tail: list[str]) -> Diagnosis:
-        if isinstance(error, _Died):
-            exit = error.exit
-            if exit.oom_killed:
-                return _host_out_of_memory("killed")
-            if exit.signal is not None and exit.signal in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
-                return Diagnosis(cause="killed", message=f"{exit.words} from outside", hint=None)
-            known = self.spec.adaptor.diagnose(exit.words, tail)
-            if exit.oom_near and known.cause in {"unrecognised", "rank_died", "collective_failed"}:
-                return _host_out_of_memory("a process of the engine was killed")
-            return known
-        if isinstance(error, _Condemned):
-            return error.diagnosis
-        if isinstance(error, NeverReady):  # an engine may answer with an error before it ends
-            known = self.spec.adaptor.diagnose("not ready", tail)
-            if known.cause != "unrecognised":
-                return known
-        hint = error.hint if isinstance(error, LlamarackError) else None
-        cause = error.code if isinstance(error, LlamarackError) else "unrecognised"
-        return Diagnosis(cause=cause, message=str(error) or type(error).__name__, hint=hint)
-
-    async def _resume(self, degraded: Degraded | None) -> None:
-        """An engine that is taken back goes on with the plan it was started with."""
-        if degraded is None:
-            return
-        try:
-            self.spec = await self._world.plan_again(self.id, degraded.group, degraded.path)
-        except (LlamarackError, OSError):  # the bytes shown are then the file's; what is admitted must be the engine's
-            limits = degraded.group.limits
-            candidate = replace(self.spec.candidate, context_tokens=limits.context_tokens, sequences=limits.sequences)
-            self.spec = replace(self.spec, group=degraded.group, path=degraded.path, candidate=candidate)
-        self.rungs = degraded.rungs
-
     async def _plan_smaller(self) -> bool:
-        """After out of memory: the next rung that this machine has room for. True: the next start has it."""
+        """After out of memory: True when the next start has a smaller plan."""
         death = self.last_death
         assert death is not None
-        if not self._is_short_of_memory(death.cause) or self.spec.model.on_out_of_memory == "fail":
+        if not is_short_of_memory(death.cause, self.spec) or self.spec.model.on_out_of_memory == "fail":
             return False
-        tried = smaller_plans(
-            self.spec.group,
-            self.spec.path,
-            self.spec.candidate,
-            taken=self.rungs,
-            fallbacks=[
-                path for path in self.spec.model.fallbacks if path.is_dir() == self.asked_spec.path.is_dir()
-            ],  # of the format that this engine reads
-            cause=death.cause,
+        plan_again, journal = self._world.plan_again, self._world.journal
+        found = await next_smaller(self.spec, self.asked_spec.path, self.rungs, death.cause, plan_again, journal)
+        if found is None:
+            return False
+        self.spec, rung = found
+        self.rungs = (*self.rungs, rung)
+        self.restarts += 1
+        journal.warn(
+            "degraded",
+            f"out of memory: {rung.words}; starts again with the smaller plan",
+            replica=self.id,
+            hint="the deployment file stays as it is; llamarack plan FILE shows what fits",
+            setting=rung.setting,
+            was=rung.was,
+            becomes=rung.becomes,
+            planned_bytes=sum(card.total_bytes for card in self.spec.candidate.cards),
         )
-        for smaller in tried:
-            words = smaller.rung.words
-            try:
-                spec = await self._world.plan_again(self.id, smaller.group, smaller.path)
-            except (LlamarackError, OSError) as error:
-                self._world.journal.warn("degrade_skipped", f"{words} is passed over: {error}", replica=self.id)
-                continue
-            self.spec, self.rungs = spec, (*self.rungs, smaller.rung)
-            self.restarts += 1
-            self._world.journal.warn(
-                "degraded",
-                f"out of memory: {words}; starts again with the smaller plan",
-                replica=self.id,
-                hint="the deployment file stays as it is; llamarack plan FILE shows what fits",
-                setting=smaller.rung.setting,
-                was=smaller.rung.was,
-                becomes=smaller.rung.becomes,
-                planned_bytes=sum(card.total_bytes for card in spec.candidate.cards),
-            )
-            self._step(Event.RETRY)
-            return True
-        return False
-
-    def _is_short_of_memory(self, cause: str) -> bool:
-        """Where the model lives in the host's memory, that is the memory a smaller plan saves."""
-        return cause in OUT_OF_MEMORY or (cause == "host_out_of_memory" and not self.spec.card_uuids)
-
-    def _why_given_up(self) -> str | None:
-        """In words, where the next start would end the same way."""
-        if self.last_death is None:
-            return None
-        cause = self.last_death.cause
-        if cause == "host_out_of_memory" and self.spec.card_uuids:
-            return None  # whoever took the RAM may give it back
-        if self._is_short_of_memory(cause):
-            if self.spec.model.on_out_of_memory == "fail":
-                return "out of memory, and on_out_of_memory is fail"
-            return "out of memory, and no smaller plan is left"
-        return "the next start would end the same way" if cause in _HOPELESS else None
+        self._step(Event.RETRY)
+        return True
 
     async def _wait_for_retry(self) -> bool:
         """True: asked to stop meanwhile."""
         policy = self._world.restarts
         wait_s = policy.wait_s(self._deaths_monotonic_s, time.monotonic())
-        hopeless = self._why_given_up()
+        hopeless = why_given_up(self.last_death.cause, self.spec) if self.last_death else None
         if hopeless or wait_s is None:
             wait_s = None
             self._step(Event.GIVE_UP)
@@ -622,33 +476,3 @@ class Replica:
 
 async def _any_of(*futures: asyncio.Future[Any]) -> None:
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-
-
-def _host_out_of_memory(who: str) -> Diagnosis:
-    return Diagnosis(
-        cause="host_out_of_memory",
-        message=f"{who} by the host's out-of-memory killer: {_memory_in_words()}",
-        hint="give the host or the container more RAM, or lower limits.sequences; the card is not at fault",
-    )
-
-
-def _memory_in_words() -> str:
-    """What ran out: the container's limit where it is the tighter one, else the RAM."""
-    host, limit = read_host(), read_cgroup_limits().memory_bytes
-    if limit is not None and limit <= host.memory_total_bytes:
-        return f"the cgroup's limit of {format_bytes(limit)} is used up"
-    return f"the RAM of {format_bytes(host.memory_total_bytes)} is used up"
-
-
-def read_tail(path: Path, since_bytes: int = 0) -> list[str]:
-    """The last lines of a log, undecodable bytes replaced; empty when there is none.
-
-    `since_bytes`: where this start's part begins; a log that is shorter was turned over meanwhile and is read whole.
-    """
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(since_bytes if since_bytes <= size else 0, size - _LOG_TAIL_BYTES, 0))
-            return file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return []

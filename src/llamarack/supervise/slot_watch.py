@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from llamarack.supervise.journal import Journal
+from llamarack.supervise.replica import Replica
+from llamarack.supervise.state import State
 
 _LOOK_S = 1.0
 # A moment without an idle slot is a busy service; a pool whose slots are held for ever stays so.
 SUSTAINED_S = 5.0
+
+
+def idle_slots(replicas: Iterable[Replica], in_flight: Callable[[str], int]) -> dict[str, int]:
+    """By model, of its ready replicas; a model without one has other events."""
+    idle: dict[str, int] = {}
+    for replica in replicas:
+        if replica.state is State.READY:
+            free = max(0, replica.spec.candidate.sequences - in_flight(replica.id))
+            idle[replica.spec.model.name] = idle.get(replica.spec.model.name, 0) + free
+    return idle
 
 
 class SlotWatch:

@@ -75,6 +75,7 @@ def _gateway(supervisor: Supervisor) -> dict[str, Any]:
             {"worker": worker, "pid": child.pid, "connected": worker in pool.counts}
             for worker, child in sorted(pool.children.items())
         ],
+        "is_current": pool.has_acted_on(supervisor.table().version),
         "running": sum(sum(counts.in_flight.values()) for counts in pool.counts.values()),
         "queued": sum(sum(counts.queued.values()) for counts in pool.counts.values()),
         "traffic": [
@@ -88,7 +89,7 @@ def _gateway(supervisor: Supervisor) -> dict[str, Any]:
 
 
 def _replica(supervisor: Supervisor, replica: Replica) -> dict[str, Any]:
-    running = sum(counts.in_flight.get(replica.id, 0) for counts in supervisor.gateways.counts.values())
+    running = supervisor.gateways.in_flight(replica.id)
     stuck = sum(counts.stuck.get(replica.id, 0) for counts in supervisor.gateways.counts.values())
     candidate = replica.spec.candidate
     pid = replica.child.pid if replica.child and replica.child.exit is None else None

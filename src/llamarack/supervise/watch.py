@@ -211,7 +211,7 @@ class Watch:
         return True
 
     def _in_flight(self, replica: str) -> int:
-        return sum(counts.in_flight.get(replica, 0) for counts in self._rack.gateways.counts.values())
+        return self._rack.gateways.in_flight(replica)
 
     def _condemn(self, replica: Replica, in_flight: int, stillness: Stillness) -> None:
         assert stillness.since_monotonic_s is not None
