@@ -53,6 +53,7 @@ from llamarack.paths import rack_paths
 from llamarack.report.terminal import table_lines
 from llamarack.report.tune import (
     conclusion,
+    failures_table,
     levels_table,
     outcome_line,
     requests_text,
@@ -234,6 +235,9 @@ class _Run:
             for line in table_lines(table):
                 console.print(line, soft_wrap=True, highlight=False)
             console.print(f"[dim]{escape(table.note or '')}[/]\n", soft_wrap=True)
+        failures = failures_table(result)
+        for name, why in failures.rows if failures is not None else ():
+            console.print(f"[yellow]{escape(name)}[/]: {escape(why)}", soft_wrap=True)
         for sentence in conclusion(result):
             console.print(escape(sentence), soft_wrap=True)
 

@@ -59,6 +59,9 @@ class LevelSeen:
     output_tokens_per_s: float | None
     invalid_reasons: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return f"concurrency {self.concurrency}" if self.rate_per_s is None else f"{self.rate_per_s:g} requests/s"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:

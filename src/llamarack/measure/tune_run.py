@@ -111,7 +111,8 @@ def outcome_of(
     best = max(valid, key=lambda index: levels[index].goodput_per_s or 0.0, default=None)
     reason = None
     if best is None:
-        reasons = dict.fromkeys(text for level in levels for text in level.invalid_reasons)
+        # One each: a run with many faults is not explained better by all of them.
+        reasons = [f"{level}: {level.invalid_reasons[0]}" for level in levels if level.invalid_reasons]
         reason = "; ".join(reasons) or "goodput is not known"
     is_full = ceiling_fraction is not None and memory_fraction is not None and memory_fraction > ceiling_fraction
     if is_full and reason is None:
