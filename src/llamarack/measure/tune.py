@@ -98,7 +98,8 @@ class WeightsSpace:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
     """Bounds of the search. `start`: the file as it is. `batch_tokens`, `more_sequences`, `contexts`: what is tried, in
-    this order. `is_named`: those were given one by one, so each is measured and no knee ends them.
+    this order. `is_batch_named`, `are_sequences_named`: those were given one by one, so each is measured and no knee
+    ends them. `is_start_own`: the file has the engine's own settings already.
     """
 
     start: Trial
