@@ -152,6 +152,7 @@ def test_tables_and_pages_show_every_trial_and_level() -> None:
     assert table.rows == (("concurrency 8", "2.000", "1.000", "+100.0%", "–"),)
     assert levels_table(RESULT) is None
     page = tune_html(replace(result, model="m<script>"))
+    assert "INTERRUPTED" in tune_html(replace(RESULT, is_interrupted=True))
     assert "<script>" not in page.replace("m&lt;script&gt;", "")
     assert "BETTER" in page
     assert "engine&#39;s own" in page or "engine's own" in page

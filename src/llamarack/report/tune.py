@@ -60,11 +60,11 @@ def trials_table(result: TuneResult) -> Table:
             title="Settings that were measured",
             headers=(
                 *("setting", "good requests/s", "at requests/s" if result.load.rates_per_s else "at concurrency"),
-                *("kept", "first token p50", "per token p50", "tokens/s", "fullest card"),
+                *("kept", "first token", "per token", "tokens/s", "fullest card"),
             ),
             rows=tuple(_trial_row(outcome, result) for outcome in result.outcomes),
             note=f"Good requests keep {result.load.slo} (ms). Each setting at its best load; "
-            f"{requests_text(result.load.requests)} requests at each.",
+            f"{requests_text(result.load.requests)} requests at each; times are medians.",
         )
     )
 
@@ -88,7 +88,7 @@ def _trial_row(outcome: Outcome, result: TuneResult) -> tuple[str, ...]:
 
 def _turn_name(outcome: Outcome, result: TuneResult) -> str:
     name = trial_name(outcome.trial, result)
-    return name if outcome.round is None else f"again, round {outcome.round}: {name}"
+    return name if outcome.round is None else f"round {outcome.round}: {name}"
 
 
 def failures_table(result: TuneResult) -> Table | None:
@@ -202,7 +202,7 @@ def tune_html(result: TuneResult) -> str:
         Page(
             title=f"Tuning of {result.model}",
             subtitle=f"{result.file}, {_load_text(result)}, {started}",
-            verdict="BETTER" if result.is_better else "UNCHANGED",
+            verdict="BETTER" if result.is_better else "INTERRUPTED" if result.is_interrupted else "UNCHANGED",
             meaning=said[0],
             reasons=said[1:],
             notes=[f"{each.engine} {each.engine_version or UNKNOWN}, {each.precision}: {each.path}" for each in used],
@@ -235,9 +235,10 @@ def _charts(result: TuneResult) -> list[Chart]:
     lines = []
     for trial in wanted:
         outcomes = [each for each in result.outcomes if each.trial == trial and each.levels]
-        if outcomes:
+        points = _mean_points(outcomes)
+        if points:
             name = "best" if trial == result.best else "engine's own" if trial.is_own else "the file"
-            lines.append(Line(name=name, points=_mean_points(outcomes)))
+            lines.append(Line(name=name, points=points))
     if not lines:
         return []
     label = "requests/s sent" if is_open else "requests at once"
