@@ -91,6 +91,30 @@ def test_server_that_slows_down_is_drift() -> None:
     assert [reason.split(":")[0] for reason in result.invalid_reasons] == ["drift"]
 
 
+def test_slots_in_step_whose_tokens_come_in_a_lump_are_no_drift() -> None:
+    """Ten rounds of two slots, all tokens at a round's end: by arrival one half has five rounds, the other four."""
+    rounds = [
+        stream((480, 1), (490, 1), (500, 2), scheduled_ms=500 * number + 5 * slot, output_tokens=4)
+        for number in range(11)
+        for slot in range(2)
+    ]
+    warm = [stream((100, 2), (500, 2), scheduled_ms=-500 + 5 * slot, output_tokens=4) for slot in range(2)]
+    lead = [replace(each, phase=Phase.WARM_UP) for each in warm]
+    result = point_result(Level(concurrency=2), [measured(*rounds, *lead)], JUDGING)
+    assert result.invalid_reasons == ()
+
+
+def test_request_cut_off_at_the_end_counts_for_its_time_as_the_finished_ones_do() -> None:
+    """Without them the second half would lack a slot for a while."""
+    slots = [stream(*((40 * (i + 1), 1) for i in range(5)), scheduled_ms=200 * n, output_tokens=5) for n in range(20)]
+    other = [replace(each, index=1) for each in slots[:15]]
+    cut = replace(stream(scheduled_ms=3000, finished_ms=1000), is_cancelled=True)
+    result = point_result(Level(concurrency=2), [measured(*slots, *other, cut)], JUDGING)
+    assert result.invalid_reasons == ()
+    without = point_result(Level(concurrency=2), [measured(*slots, *other)], JUDGING)
+    assert [reason.split(":")[0] for reason in without.invalid_reasons] == ["drift"]
+
+
 def test_interrupted_point_keeps_its_figures_and_is_invalid() -> None:
     result = point_result(Level(concurrency=1), [measured(*steady(), is_interrupted=True)], JUDGING)
     assert result.metrics.ttft_s.n == 40

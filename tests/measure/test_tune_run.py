@@ -112,7 +112,7 @@ def test_level_with_the_most_goodput_speaks_for_the_trial() -> None:
     assert (outcome.goodput_per_s, outcome.best_level, outcome.reason) == (3.0, 1, None)
     assert outcome.levels[2].goodput_per_s is None
     nothing = outcome_of(trial, points[2:], None, 0.85)
-    assert (nothing.goodput_per_s, nothing.reason) == (None, "client: late")
+    assert (nothing.goodput_per_s, nothing.reason) == (None, "concurrency 8: client: late")
 
 
 def test_memory_ceiling_holds_where_there_is_one() -> None:

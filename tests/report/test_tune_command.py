@@ -22,7 +22,15 @@ from llamarack.measure.tune import LevelGain, Outcome, Trial, claim_of
 from llamarack.measure.tune_record import Load, TuneResult, WeightsUsed, json_schema, to_json
 from llamarack.model.demo import demo_model
 from llamarack.paths import cache_dir
-from llamarack.report.tune import conclusion, levels_table, outcome_line, trials_table, tune_html, tune_markdown
+from llamarack.report.tune import (
+    conclusion,
+    failures_table,
+    levels_table,
+    outcome_line,
+    trials_table,
+    tune_html,
+    tune_markdown,
+)
 from tests.measure.test_tune import seen
 from tests.measure.test_tune_run import Racks
 from tests.tiny_model import write_tiny_llama
@@ -131,14 +139,20 @@ def test_tables_and_pages_show_every_trial_and_level() -> None:
     assert "30 to 40 requests at each" in (trials_table(result).note or "")
     assert "fullest card" not in trials_table(result).headers
     failed = Outcome(trial=BEST, goodput_per_s=None, is_full=True, reason="out of memory")
-    with_failed = trials_table(replace(result, outcomes=(*result.outcomes, failed)))
-    assert with_failed.headers[-1] == "why not"
-    assert with_failed.rows[-1][-1] == "out of memory"
+    assert failures_table(result) is None
+    with_failed = replace(result, outcomes=(*result.outcomes, failed))
+    assert trials_table(with_failed).rows[-1][1] == "–"
+    why = failures_table(with_failed)
+    assert why is not None
+    assert why.rows == (("batch_tokens 512, sequences 8", "out of memory"),)
+    for shown in (tune_html(with_failed), tune_markdown(with_failed)):
+        assert "out of memory" in shown
     table = levels_table(result)
     assert table is not None
     assert table.rows == (("concurrency 8", "2.000", "1.000", "+100.0%", "–"),)
     assert levels_table(RESULT) is None
     page = tune_html(replace(result, model="m<script>"))
+    assert "INTERRUPTED" in tune_html(replace(RESULT, is_interrupted=True))
     assert "<script>" not in page.replace("m&lt;script&gt;", "")
     assert "BETTER" in page
     assert "engine&#39;s own" in page or "engine's own" in page

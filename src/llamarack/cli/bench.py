@@ -77,7 +77,7 @@ def bench(
 
     A FILE whose rack runs is measured as it runs; otherwise it is started for this and stopped again.
     """
-    require_target(target)
+    require_target(target, "bench")
     if requests is not None and duration is not None:
         raise UsageError("`--requests` and `--duration` exclude each other", hint=f"--duration {duration}")
     settings = Settings(
@@ -152,10 +152,10 @@ async def _run(settings: Settings, target: str, key: str | None, ca_file: Path |
     return result, received[0] if received else 0 if result.valid else _EXIT_INVALID
 
 
-def require_target(target: str) -> None:
+def require_target(target: str, command: str) -> None:
     """Before a folder is made for it. Raises UsageError."""
     if "://" not in target and not Path(target).exists():
-        raise UsageError(f"`{target}` is neither a URL nor a file", hint=f"http://{target}, or a file that is there")
+        raise UsageError(f"`{target}` is neither a URL nor a file", hint=f"llamarack {command} http://{target}")
 
 
 @asynccontextmanager

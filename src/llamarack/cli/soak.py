@@ -48,7 +48,7 @@ def soak(
 
     A FILE is served for the time unless it is running already; its memory is then watched as well.
     """
-    require_target(target)
+    require_target(target, "soak")
     if hours <= 0:
         raise UsageError(f"`--hours {hours:g}` must be above 0", hint="--hours 24, or --hours 0.1 for a trial")
     folder = new_folder(output, kind="soak", marker=RESULT_NAME)

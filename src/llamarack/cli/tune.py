@@ -53,6 +53,7 @@ from llamarack.paths import rack_paths
 from llamarack.report.terminal import table_lines
 from llamarack.report.tune import (
     conclusion,
+    failures_table,
     levels_table,
     outcome_line,
     requests_text,
@@ -201,7 +202,7 @@ class _Run:
         loop.add_signal_handler(signal.SIGINT, stop, _EXIT_INTERRUPTED)
         loop.add_signal_handler(signal.SIGTERM, stop, _EXIT_TERMINATED)
         self._say_what()
-        listening = Listening(on_step=self._on_step, on_result=write_bench_report)
+        listening = Listening(on_step=self._on_step, on_retry=self._on_retry, on_result=write_bench_report)
         measure = measuring(self._subject, start, self._settings, listening)
         try:
             found = await search(
@@ -234,6 +235,9 @@ class _Run:
             for line in table_lines(table):
                 console.print(line, soft_wrap=True, highlight=False)
             console.print(f"[dim]{escape(table.note or '')}[/]\n", soft_wrap=True)
+        failures = failures_table(result)
+        for name, why in failures.rows if failures is not None else ():
+            console.print(f"[yellow]{escape(name)}[/]: {escape(why)}", soft_wrap=True)
         for sentence in conclusion(result):
             console.print(escape(sentence), soft_wrap=True)
 
@@ -275,6 +279,9 @@ class _Run:
             self._people.print(f"[dim]{taken}[/] {len(self._outcomes) + 1}. {escape(name)}: {step.level}")
         else:
             self._people.print(f"[dim]   {step.level}[/]")
+
+    def _on_retry(self, trial: Trial, reason: str) -> None:
+        self._people.print(f"   [yellow]not valid, so once more[/]: {escape(reason)}")
 
     def _on_outcome(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)

@@ -215,9 +215,33 @@ def _facts(
 
 
 def _halves(measured: Measured) -> tuple[float, float] | None:
+    """Tokens per second in each half of the window. A request's tokens count evenly over the whole time that it took,
+    its wait for the first token too: by their moments of arrival, slots that run in step would put a round more into
+    one half than into the other. A request that was cut off at the end counts as the finished ones do on average.
+    """
     window = window_ns(measured.records)
-    halves = None if window is None else _slices(measured.records, window, 2)
-    return None if halves is None else (halves[0], halves[1])
+    finished = [r for r in measured.records if not r.is_failure and not r.is_cancelled and output_tokens(r)]
+    if window is None or not finished:
+        return None
+    speed = sum(output_tokens(r) or 0 for r in finished) / sum(map(_took_ns, finished))
+    middle = (window[0] + window[1]) // 2
+
+    def rate(start_ns: int, end_ns: int) -> float:
+        tokens = sum((output_tokens(r) or 0) / _took_ns(r) * _overlap_ns(r, start_ns, end_ns) for r in finished)
+        cut_off = [r for r in measured.records if r.is_cancelled]
+        tokens += sum(speed * _overlap_ns(r, start_ns, end_ns) for r in cut_off)
+        return tokens / (end_ns - start_ns) / NANO
+
+    return rate(window[0], middle), rate(middle, window[1])
+
+
+def _took_ns(record: RequestRecord) -> int:
+    return max(1, record.finished_monotonic_ns - (record.sent_monotonic_ns or record.scheduled_monotonic_ns))
+
+
+def _overlap_ns(record: RequestRecord, start_ns: int, end_ns: int) -> int:
+    sent_ns = record.sent_monotonic_ns or record.scheduled_monotonic_ns
+    return max(0, min(end_ns, record.finished_monotonic_ns) - max(start_ns, sent_ns))
 
 
 def _worst(halves: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:

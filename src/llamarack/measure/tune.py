@@ -59,6 +59,9 @@ class LevelSeen:
     output_tokens_per_s: float | None
     invalid_reasons: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return f"concurrency {self.concurrency}" if self.rate_per_s is None else f"{self.rate_per_s:g} requests/s"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -95,7 +98,8 @@ class WeightsSpace:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
     """Bounds of the search. `start`: the file as it is. `batch_tokens`, `more_sequences`, `contexts`: what is tried, in
-    this order. `is_named`: those were given one by one, so each is measured and no knee ends them.
+    this order. `is_batch_named`, `are_sequences_named`: those were given one by one, so each is measured and no knee
+    ends them. `is_start_own`: the file has the engine's own settings already.
     """
 
     start: Trial

@@ -44,6 +44,7 @@ class Listening:
     """Whoever is told what happens on the way."""
 
     on_step: Callable[[Trial, Step], None] = lambda _trial, _step: None
+    on_retry: Callable[[Trial, str], None] = lambda _trial, _reason: None
     on_result: Callable[[BenchResult, Path], object] = lambda _result, _folder: None
 
 
@@ -65,6 +66,7 @@ def measuring(subject: Subject, start: StartRack, settings: Settings, listening:
                 own = replace(settings, target=rack.target, rack=rack.source, folder=folder, model=subject.model)
                 result = await _bench(own, trial, listening)
                 if not any(point.valid for point in result.points):
+                    listening.on_retry(trial, outcome_of(trial, result.points, None, None).reason or "")
                     again = folder / "again"
                     again.mkdir()
                     result = await _bench(replace(own, folder=again), trial, listening)
@@ -109,7 +111,8 @@ def outcome_of(
     best = max(valid, key=lambda index: levels[index].goodput_per_s or 0.0, default=None)
     reason = None
     if best is None:
-        reasons = dict.fromkeys(text for level in levels for text in level.invalid_reasons)
+        # One each: a run with many faults is not explained better by all of them.
+        reasons = [f"{level}: {level.invalid_reasons[0]}" for level in levels if level.invalid_reasons]
         reason = "; ".join(reasons) or "goodput is not known"
     is_full = ceiling_fraction is not None and memory_fraction is not None and memory_fraction > ceiling_fraction
     if is_full and reason is None:

@@ -193,7 +193,20 @@ def against_plan(result: BenchResult) -> Table | None:
     ]
     if not rows:
         return None
-    return Table(title="Against the plan", headers=_PLAN_HEADERS, rows=tuple(rows), note=_plan_note(plan))
+    return without_empty(
+        Table(title="Against the plan", headers=_PLAN_HEADERS, rows=tuple(rows), note=_plan_note(plan))
+    )
+
+
+def without_empty(table: Table) -> Table:
+    """Without the columns in which no row says anything; the first stays."""
+    kept = [n for n in range(len(table.headers)) if n == 0 or any(row[n] not in ("", UNKNOWN) for row in table.rows)]
+    return Table(
+        title=table.title,
+        headers=tuple(table.headers[n] for n in kept),
+        rows=tuple(tuple(row[n] for n in kept) for row in table.rows),
+        note=table.note,
+    )
 
 
 def _says_something(planned: Planned) -> bool:
@@ -228,7 +241,7 @@ def _plan_note(plan: PlannedRun) -> str:
     limit = "whose memory bandwidth is not known (llamarack check measures a processor's)"
     if rate is not None:
         flop = "" if plan.flop_per_s is None else f" and {plan.flop_per_s / 1e12:,.0f} fp16 TFLOP/s"
-        limit = f"with {rate / 1e9:,.1f} GB/s{flop} each"
+        limit = f"with {rate / 1e9:,.1f} GB/s{flop}{' each' if plan.devices > 1 else ''}"
     devices = f"{plan.devices} x {plan.device}" if plan.devices > 1 else plan.device
     counted = any(planned.limit.is_counted_by_engine for planned in plan.points if planned is not None)
     source = "The shares are the engine's own count. " if counted else ""

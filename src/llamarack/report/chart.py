@@ -48,6 +48,10 @@ class Chart:
     marks: tuple[tuple[float, str], ...] = ()
     y_is_bytes: bool = False
 
+    @property
+    def has_points(self) -> bool:
+        return any(line.points for line in self.lines)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scale:

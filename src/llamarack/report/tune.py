@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from llamarack.measure.tune import Claim, LevelSeen, Outcome, Trial
+from llamarack.measure.tune import Claim, Outcome, Trial
 from llamarack.measure.tune_record import TuneResult, WeightsUsed, to_json
-from llamarack.report.bench_rows import UNKNOWN, Table
+from llamarack.report.bench_rows import UNKNOWN, Table, without_empty
 from llamarack.report.chart import Chart, Line
 from llamarack.report.markdown import table_markdown
 from llamarack.report.page import Page, page_html
@@ -50,41 +50,32 @@ def _seen_text(outcome: Outcome) -> str:
     kept = "" if level.kept_fraction is None else f", {level.kept_fraction:.0%} kept the promise"
     memory = "" if outcome.memory_fraction is None else f", fullest card {outcome.memory_fraction:.0%}"
     reason = "" if outcome.reason is None else f" ({outcome.reason})"
-    return f"{outcome.goodput_per_s:.3f} good requests/s at {level_name(level)}{kept}{memory}{reason}"
-
-
-def level_name(level: LevelSeen) -> str:
-    return f"concurrency {level.concurrency}" if level.rate_per_s is None else f"{level.rate_per_s:g} requests/s"
+    return f"{outcome.goodput_per_s:.3f} good requests/s at {level}{kept}{memory}{reason}"
 
 
 def trials_table(result: TuneResult) -> Table:
     """Each at its best load. Columns that say nothing of any trial are left out."""
-    is_open = bool(result.load.rates_per_s)
-    headers = (
-        *("setting", "good requests/s", "at requests/s" if is_open else "at concurrency", "kept", "first token p50"),
-        *("per token p50", "tokens/s", "fullest card", "why not"),
-    )
-    rows = [_trial_row(outcome, result) for outcome in result.outcomes]
-    shown = [number for number in range(len(headers)) if any(row[number] not in ("", UNKNOWN) for row in rows)]
-    return Table(
-        title="Settings that were measured",
-        headers=tuple(headers[number] for number in shown),
-        rows=tuple(tuple(row[number] for number in shown) for row in rows),
-        note=f"Good requests keep {result.load.slo} (ms). Each setting at its best load; "
-        f"{requests_text(result.load.requests)} requests at each.",
+    return without_empty(
+        Table(
+            title="Settings that were measured",
+            headers=(
+                *("setting", "good requests/s", "at requests/s" if result.load.rates_per_s else "at concurrency"),
+                *("kept", "first token", "per token", "tokens/s", "fullest card"),
+            ),
+            rows=tuple(_trial_row(outcome, result) for outcome in result.outcomes),
+            note=f"Good requests keep {result.load.slo} (ms). Each setting at its best load; "
+            f"{requests_text(result.load.requests)} requests at each; times are medians.",
+        )
     )
 
 
 def _trial_row(outcome: Outcome, result: TuneResult) -> tuple[str, ...]:
     level = None if outcome.best_level is None else outcome.levels[outcome.best_level]
-    name = trial_name(outcome.trial, result)
-    if outcome.round is not None:
-        name = f"again, round {outcome.round}: {name}"
     memory = UNKNOWN if outcome.memory_fraction is None else f"{outcome.memory_fraction:.0%}"
     if level is None:
-        return (name, *[UNKNOWN] * 6, memory, outcome.reason or "")
+        return (_turn_name(outcome, result), *[UNKNOWN] * 6, memory)
     return (
-        name,
+        _turn_name(outcome, result),
         UNKNOWN if outcome.goodput_per_s is None else f"{outcome.goodput_per_s:.3f}",
         f"{level.concurrency}" if level.rate_per_s is None else f"{level.rate_per_s:g}",
         UNKNOWN if level.kept_fraction is None else f"{level.kept_fraction:.0%}",
@@ -92,8 +83,18 @@ def _trial_row(outcome: Outcome, result: TuneResult) -> tuple[str, ...]:
         _time(level.per_token_p50_s),
         UNKNOWN if level.output_tokens_per_s is None else f"{level.output_tokens_per_s:.1f}",
         memory,
-        outcome.reason or "",
     )
+
+
+def _turn_name(outcome: Outcome, result: TuneResult) -> str:
+    name = trial_name(outcome.trial, result)
+    return name if outcome.round is None else f"round {outcome.round}: {name}"
+
+
+def failures_table(result: TuneResult) -> Table | None:
+    """Settings that have no goodput or may not be chosen, with the reason."""
+    rows = tuple((_turn_name(each, result), each.reason) for each in result.outcomes if each.reason)
+    return Table(title="Settings that do not count", headers=("setting", "why"), rows=rows) if rows else None
 
 
 def requests_text(requests: tuple[int, ...]) -> str:
@@ -187,7 +188,8 @@ def _time(value_s: float | None) -> str:
 
 
 def tune_markdown(result: TuneResult) -> str:
-    tables = [table for table in (levels_table(result), trials_table(result)) if table is not None]
+    found = (levels_table(result), trials_table(result), failures_table(result))
+    tables = [table for table in found if table is not None]
     said = "\n".join(f"- {line}" for line in conclusion(result))
     return f"# Tuning of {result.model}\n\n{said}\n\n" + "\n".join(map(table_markdown, tables))
 
@@ -200,12 +202,12 @@ def tune_html(result: TuneResult) -> str:
         Page(
             title=f"Tuning of {result.model}",
             subtitle=f"{result.file}, {_load_text(result)}, {started}",
-            verdict="BETTER" if result.is_better else "UNCHANGED",
+            verdict="BETTER" if result.is_better else "INTERRUPTED" if result.is_interrupted else "UNCHANGED",
             meaning=said[0],
             reasons=said[1:],
             notes=[f"{each.engine} {each.engine_version or UNKNOWN}, {each.precision}: {each.path}" for each in used],
             numbers=tables,
-            texts=(),
+            texts=[table for table in (failures_table(result),) if table is not None],
             charts=_charts(result),
             data=to_json(result).decode(),
         )
@@ -233,9 +235,10 @@ def _charts(result: TuneResult) -> list[Chart]:
     lines = []
     for trial in wanted:
         outcomes = [each for each in result.outcomes if each.trial == trial and each.levels]
-        if outcomes:
+        points = _mean_points(outcomes)
+        if points:
             name = "best" if trial == result.best else "engine's own" if trial.is_own else "the file"
-            lines.append(Line(name=name, points=_mean_points(outcomes)))
+            lines.append(Line(name=name, points=points))
     if not lines:
         return []
     label = "requests/s sent" if is_open else "requests at once"
