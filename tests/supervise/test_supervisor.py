@@ -11,11 +11,13 @@ import aiohttp
 import psutil
 import pytest
 
+from llamarack.engine.adaptor import Launch, LaunchContext
 from llamarack.errors import ConfigError, EngineError, UsageError
 from llamarack.supervise.admin import ask
 from llamarack.supervise.journal import read_entries
 from llamarack.supervise.state import State
 from tests import fake_rack
+from tests.fake_adaptor import FakeEngine
 from tests.supervise.asking import many, stream_once
 from tests.supervise.conftest import (
     DEADLINE_S,
@@ -195,6 +197,28 @@ async def test_crash_loop_ends_in_failed_and_the_other_replica_serves_on(tmp_pat
         assert (await stream_once(rack.url, tokens=3)).fault is None
         status, told = await _ready(rack.url)
         assert (status, told["replicas"]) == (200, {"fake-0": "ready", "fake-1": "failed"})
+    assert not left_of(tmp_path)
+
+
+@pytest.mark.fault(
+    "fault of llamarack's own over one replica", "counts as its death, told in full; the others serve on"
+)
+async def test_fault_of_our_own_is_one_replicas_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = FakeEngine.launch
+
+    def faulty(engine: FakeEngine, context: LaunchContext) -> Launch:
+        if context.replica == "fake-1":
+            raise KeyError("x")
+        return launch(engine, context)
+
+    monkeypatch.setattr(FakeEngine, "launch", faulty)
+    async with running_rack(tmp_path, [{}, {}], restarts={"max": 1, "window_s": 600}) as rack:
+        assert not await asyncio.wait_for(rack.supervisor.until_settled(), DEADLINE_S)
+        assert [replica.state for replica in rack.supervisor.replicas] == [State.READY, State.FAILED]
+        told = [entry for entry in rack.supervisor.journal.recent if entry.kind == "start_failed"]
+        assert [entry.data["cause"] for entry in told] == ["internal_error"] * 2
+        assert "KeyError" in "".join(told[0].data["traceback"])
+        assert (await stream_once(rack.url, tokens=3)).fault is None
     assert not left_of(tmp_path)
 
 

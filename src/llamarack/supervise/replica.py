@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import traceback
 from collections.abc import Coroutine, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +28,15 @@ from llamarack.supervise.keeping import GRACE_S, KeptChild
 from llamarack.supervise.load_watch import look_at
 from llamarack.supervise.loading import Load
 from llamarack.supervise.log_tail import end_of, read_tail
-from llamarack.supervise.post_mortem import Condemned, Died, NoRoom, diagnose, is_short_of_memory, why_given_up
+from llamarack.supervise.post_mortem import (
+    INTERNAL_ERROR,
+    Condemned,
+    Died,
+    NoRoom,
+    diagnose,
+    is_short_of_memory,
+    why_given_up,
+)
 from llamarack.supervise.replica_record import Death, Degraded, Remembered, ReplicaSpec
 from llamarack.supervise.spawning import spawn
 from llamarack.supervise.start_order import take_load_lock, until_room
@@ -175,7 +184,7 @@ class Replica:
             await self._take_down()
             self.restarts += 1
             return self._asked_stop.is_set() or self._asked_drain.is_set()
-        except (Died, Condemned, NeverReady, LlamarackError, OSError, TimeoutError) as error:
+        except Exception as error:  # a fault of our own is this replica's alone, and counts as its death
             await self._bury(error)
             lock.release()
             if await self._plan_smaller():
@@ -410,6 +419,7 @@ class Replica:
             cause=death.cause,
             hint=death.hint,
             log=str(self.log_path),
+            **({"traceback": traceback.format_exception(error)} if death.cause == INTERNAL_ERROR else {}),
         )
 
     async def _plan_smaller(self) -> bool:
