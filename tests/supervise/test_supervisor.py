@@ -13,6 +13,7 @@ import pytest
 
 from llamarack.engine.adaptor import Launch, LaunchContext
 from llamarack.errors import ConfigError, EngineError, UsageError
+from llamarack.supervise import replica as replica_module
 from llamarack.supervise.admin import ask
 from llamarack.supervise.journal import read_entries
 from llamarack.supervise.state import State
@@ -219,6 +220,28 @@ async def test_fault_of_our_own_is_one_replicas_alone(tmp_path: Path, monkeypatc
         assert [entry.data["cause"] for entry in told] == ["internal_error"] * 2
         assert "KeyError" in "".join(told[0].data["traceback"])
         assert (await stream_once(rack.url, tokens=3)).fault is None
+    assert not left_of(tmp_path)
+
+
+@pytest.mark.fault("a process that not even SIGKILL ends", "told, and not started beside itself; the others serve on")
+async def test_engine_that_cannot_be_ended_is_told_and_not_started_beside_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_module, "_END_TIMEOUT_S", 0.5)
+    async with running_rack(tmp_path, [{}, {}]) as rack:
+        await rack.until_ready()
+        await until_http_ready(rack.url)
+        victim = rack.supervisor.replicas[0]
+        assert victim.child is not None
+        assert victim.child.keeper_pid is not None
+        os.kill(victim.child.keeper_pid, signal.SIGSTOP)  # as if the kernel held what it keeps
+        victim.condemn("hung", "no token", None)
+        await rack.until(lambda: victim.state is State.FAILED)
+        entries = [entry for entry in rack.supervisor.journal.recent if entry.replica == victim.id]
+        assert [entry.kind for entry in entries][-3:] == ["not_ended", "died", "failed"]
+        assert entries[-1].message == "one of its processes does not end; not started again"
+        assert (await stream_once(rack.url, tokens=3)).fault is None
+        os.kill(victim.child.keeper_pid, signal.SIGCONT)
     assert not left_of(tmp_path)
 
 

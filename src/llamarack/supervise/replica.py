@@ -1,6 +1,6 @@
 """One replica: the single owner of its state, from the wait for the load lock to the last process gone.
 
-`run()` is the loop; everybody else only asks (`ask_stop`, `ask_drain`, `ask_start`) or reads.
+`run()` is the loop; everybody else only asks (`ask_stop`, `ask_drain`, `ask_recycle`) or reads.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ _ANSWER_POLL_S = 0.05
 _CONDEMNED_GRACE_S = 1.0  # what does not answer will hardly end in order, and its requests wait
 _LEAST_WARM_UP_S = 30.0
 _CARD_LOOK_S = 5.0
+_END_TIMEOUT_S = 60.0
 # A whole micro-batch on cards, where kernels are chosen by shape; on the CPU nothing is compiled, and a long prompt
 # would only make every start a second longer.
 _LONG_PROMPT_TOKENS = 512
@@ -103,7 +104,6 @@ class Replica:
         self._asked_stop = asyncio.Event()
         self._asked_drain = asyncio.Event()
         self._drain_s: float | None = None
-        self._asked_start = asyncio.Event()
         self._condemned: asyncio.Future[Diagnosis] | None = None  # while ready, as is the next
         self._recycled: asyncio.Future[str] | None = None
         self.changed = asyncio.Event()  # set at each transition, for those who wait
@@ -139,12 +139,6 @@ class Replica:
         if self._recycled is not None and not self._recycled.done():
             self._recycled.set_result(reason)
 
-    def ask_start(self) -> None:
-        """Out of `failed`, with the deaths forgotten and with the plan of the file."""
-        self._deaths_monotonic_s.clear()
-        self.spec, self.rungs = self.asked_spec, ()
-        self._asked_start.set()
-
     async def run(self, adopted: KeptChild | None = None, remembered: Remembered | None = None) -> None:
         """Until it is asked to stop. Leaves no process behind, also when cancelled by a fault of ours."""
         try:
@@ -158,10 +152,9 @@ class Replica:
                     return
             while not await self._life():
                 pass
-        except asyncio.CancelledError:
-            if self.child is not None:
-                self.child.detach()  # a supervisor that is killed leaves its engines to the next one
-            raise
+        finally:
+            if self.child is not None:  # a supervisor that is cancelled leaves its engines to the next one
+                self.child.detach()
 
     async def _life(self, adopt_ready: bool | None = None) -> bool:
         """One start to its end. True: asked to stop; False: died and may be started again."""
@@ -183,11 +176,11 @@ class Replica:
             self._world.journal.note("recycling", f"{reason}: finishes what runs and starts anew", replica=self.id)
             await self._take_down()
             self.restarts += 1
-            return self._asked_stop.is_set() or self._asked_drain.is_set()
+            return self.child is not None or self._asked_stop.is_set() or self._asked_drain.is_set()
         except Exception as error:  # a fault of our own is this replica's alone, and counts as its death
             await self._bury(error)
             lock.release()
-            if await self._plan_smaller():
+            if self.child is None and await self._plan_smaller():
                 return False
             return await self._wait_for_retry()
         finally:
@@ -360,14 +353,26 @@ class Replica:
         self._step(Event.STOP)
         await self._end_child()
         self._step(Event.GONE)
-        self._world.journal.note("stopped", "stopped; no process is left", replica=self.id)
+        if self.child is None:
+            self._world.journal.note("stopped", "stopped; no process is left", replica=self.id)
 
     async def _end_child(self, grace_s: float = GRACE_S) -> None:
+        """All of it. What not even SIGKILL ends stays `child`, for its keeper to go on with."""
         if self.child is None:
             return
         if self.child.exit is None:
             free_bytes = await self._card_free_bytes_if_told()
-            await self.child.stop(grace_s=grace_s)
+            try:
+                await self.child.stop(grace_s=grace_s, timeout_s=_END_TIMEOUT_S)
+            except TimeoutError:
+                self._world.journal.error(
+                    "not_ended",
+                    f"process {self.child.pid} or one of its own does not end, not even by SIGKILL",
+                    replica=self.id,
+                    hint="a driver that hangs may hold it in the kernel: sudo dmesg | grep -iE 'xid|nvrm'; then only a "
+                    "reboot helps",
+                )
+                return
             await self._until_memory_is_back(free_bytes)
         await self.child.release()
         self.child = None
@@ -453,6 +458,8 @@ class Replica:
         policy = self._world.restarts
         wait_s = policy.wait_s(self._deaths_monotonic_s, time.monotonic())
         hopeless = why_given_up(self.last_death.cause, self.spec) if self.last_death else None
+        if self.child is not None:
+            hopeless = "one of its processes does not end"
         if hopeless or wait_s is None:
             wait_s = None
             self._step(Event.GIVE_UP)
@@ -463,19 +470,16 @@ class Replica:
                 replica=self.id,
                 hint="llamarack reload starts it again once the cause is gone",
             )
-        starting = asyncio.create_task(self._asked_start.wait())
-        asked = asyncio.create_task(self._wait_asked())
-        await asyncio.wait({starting, asked}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-        was_asked = asked.done()
-        starting.cancel()
-        asked.cancel()
-        if was_asked:
-            self._step(Event.STOP)
-            return True
-        self._asked_start.clear()
-        self.restarts += 1
-        self._step(Event.START if self.state is State.FAILED else Event.RETRY)
-        return False
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._wait_asked()
+        except TimeoutError:
+            self.restarts += 1
+            self._step(Event.RETRY)
+            return False
+        await self._end_child()
+        self._step(Event.STOP)
+        return True
 
     def _step(self, event: Event) -> None:
         self.state = next_state(self.state, event)
