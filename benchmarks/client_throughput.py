@@ -1,10 +1,10 @@
 """How many events per second does one client process stamp, how late, and at what cost?
 
-    python benchmarks/client_throughput.py [--streams 200] [--events-per-s 100] [--seconds 5]
+    python -m benchmarks.client_throughput [--streams 200] [--events-per-s 100] [--seconds 5] [-o FILE]
 
 A second process writes server-sent events at a fixed pace; each event carries the CLOCK_MONOTONIC stamp from just
 before its write. The difference to the client's stamp is the way through the kernel plus everything the client adds.
-The client is the product's own, parsing included. Prints one JSON object.
+The client is the product's own, parsing included. Prints one JSON object and writes it to results/.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import multiprocessing
-import os
 import time
 from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
 
 import orjson
 import uvloop
 
+from benchmarks.machine import describe_machine
 from llamarack.measure.client import Client, Job
 from llamarack.measure.distribution import summarize
 from llamarack.measure.lag import LagMonitor
 from llamarack.measure.record import Phase
 from llamarack.measure.target import parse_target
 
+_RESULTS = Path(__file__).with_name("results") / "client_throughput.json"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"length"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
@@ -124,6 +126,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--events-per-s", type=float, default=100.0, help="of each stream")
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("-o", "--output", type=Path, default=_RESULTS)
     asked = parser.parse_args()
     events = round(asked.events_per_s * asked.seconds)
     mine, theirs = multiprocessing.Pipe()
@@ -136,9 +139,10 @@ def main() -> None:
     child.terminate()
     child.join(10)
     load = {"streams": asked.streams, "asked_events_per_s": round(asked.streams * asked.events_per_s)}
-    machine = {"processors": os.cpu_count(), "load_average_1min": os.getloadavg()[0]}
-    print(orjson.dumps({**load, "server": server, "client": received, "machine": machine},
-                       option=orjson.OPT_INDENT_2).decode())  # fmt: skip
+    record = {"machine": describe_machine(), **load, "server": server, "client": received}
+    text = orjson.dumps(record, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode()
+    asked.output.write_text(text)
+    print(text, end="")
 
 
 if __name__ == "__main__":

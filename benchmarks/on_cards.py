@@ -2,11 +2,12 @@
 
 python -m benchmarks.on_cards RUNS.yaml -o results.jsonl [--seconds 500]
 
-RUNS.yaml is a list of `{name, deployment, bench}`: a deployment file's content, and options of `llamarack bench` by
-name (left out: only memory is read). Every run is started by `llamarack serve`, read when all its replicas are ready
-and again after the load, and stopped; the cards' memory is what `nvidia-smi` shows, not what the engine says. One JSON
-line a run, written as it ends, so that a run cut short keeps what it has. Runs that would begin after `--seconds` are
-named as not run.
+RUNS.yaml is a list of `{name, deployment, bench, beside_engine}`: a deployment file's content, and options of
+`llamarack bench` by name (left out: only memory is read). `beside_engine: N` runs the same load N times through the
+gateway and N times on the only engine's own socket, in turn. Every run is started by `llamarack serve`, read when all
+its replicas are ready and again after the load, and stopped; the cards' memory is what `nvidia-smi` shows, not what the
+engine says. One JSON line a run, written as it ends, so that a run cut short keeps what it has. Runs that would begin
+after `--seconds` are named as not run.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -62,14 +64,31 @@ def wait_ready(process: subprocess.Popen[bytes], paths: RackPaths, deadline_s: f
     return None
 
 
-def load(url: str, options: dict[str, Any], folder: Path) -> dict[str, Any]:
+def load(url: str, options: dict[str, Any], folder: Path, key: str | None = None) -> dict[str, Any]:
+    environment = os.environ if key is None else {**os.environ, "LLAMARACK_API_KEY": key}
     arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "llamarack", "bench", url, "--json", "-o", str(folder), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, env=environment)
     try:
         return dict(json.loads(done.stdout))
     except json.JSONDecodeError:
         return {"exit": done.returncode, "error": done.stderr[-2000:]}
+
+
+def beside_engine(run: dict[str, Any], url: str, paths: RackPaths, folder: Path) -> list[dict[str, Any]]:
+    """The gateway and the engine behind it under the same load, in turn; the order changes from round to round."""
+    (replica,) = json.loads(paths.state.read_bytes())["replicas"]
+    endpoint = replica["endpoint"]
+    own = f"unix://{endpoint['socket']}" if endpoint["socket"] else f"http://127.0.0.1:{endpoint['port']}"
+    rounds = []
+    for number in range(run["beside_engine"]):
+        ways: list[tuple[str, str, str | None]] = [("gateway", url, None), ("engine", own, endpoint["key"])]
+        if number % 2:
+            ways.reverse()
+        rounds.append(
+            {name: load(to, run["bench"], folder / f"{name}-{number}", key).get("points") for name, to, key in ways}
+        )
+    return rounds
 
 
 def one_run(run: dict[str, Any], folder: Path, start_s: float) -> dict[str, Any]:
@@ -101,6 +120,9 @@ def one_run(run: dict[str, Any], folder: Path, start_s: float) -> dict[str, Any]
             url = f"http://127.0.0.1:{status['gateway']['port']}"
             record["bench"] = load(url, run["bench"], folder / "bench")
             record["after_load_mib"] = card_mib()
+            record["watched"] = (status_of(paths) or {}).get("cards")
+            if run.get("beside_engine"):
+                record["beside_engine"] = beside_engine(run, url, paths, folder)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
@@ -128,6 +150,9 @@ def short(record: dict[str, Any]) -> str:
             f"at {point.get('concurrency')}: {point['output_tokens_per_s']:.0f} tok/s "
             f"ttft {metrics['ttft_s']['p50']} per token {metrics['per_token_s']['p50']} failures {point['failures']}"
         )
+    for ways in record.get("beside_engine", []):
+        shown = (f"{name} {[round(point['output_tokens_per_s']) for point in ways[name] or ()]}" for name in ways)
+        words.append("tok/s " + ", ".join(shown))
     return "; ".join(words)
 
 

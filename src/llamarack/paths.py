@@ -22,7 +22,7 @@ from llamarack.errors import UsageError
 # `<replica>.engine.sock`.
 _SOCKET_PATH_MAX_BYTES = 107
 _SOCKET_NAME_MAX_BYTES = 40
-INSTALL_MARK = "llamarack-install.json"  # written by the installer of a bundle (ship/installer.py)
+INSTALL_MARK = "llamarack-install.json"  # written by the installer of a bundle (ship/installer)
 _RACK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

@@ -13,7 +13,7 @@ import aiohttp
 import psutil
 import pytest
 
-from llamarack.cli.started_rack import started_rack
+from llamarack.cli.started_rack import _own_settings, started_rack
 from llamarack.config import Deployment, parse, to_yaml
 from llamarack.errors import DoesNotFit, LlamarackError, ModelError, StartFailed
 from llamarack.model.demo import demo_model
@@ -53,6 +53,16 @@ def model() -> Path:
 def _deployment(path: Path, extra: str = "") -> Deployment:
     limits = "{context_tokens: 512, sequences: 1, threads: 1}"
     return parse(f"models:\n  - {{name: m, path: {path}, gpus: [], limits: {limits}}}\n{extra}").deployment
+
+
+def test_measured_rack_is_what_the_file_says_or_nothing_and_a_soaked_one_lives_by_its_rules(tmp_path: Path) -> None:
+    file = _deployment(tmp_path / "m.gguf", "supervise: {restarts: {max: 3}, drain_s: 60, webhook: http://h/}\n")
+    strict, _ = _own_settings(file, tmp_path, is_strict=True)
+    assert (strict.supervise.restarts.max, strict.models[0].on_out_of_memory) == (0, "fail")
+    by_its_rules, _ = _own_settings(file, tmp_path, is_strict=False)
+    assert (by_its_rules.supervise.restarts.max, by_its_rules.models[0].on_out_of_memory) == (3, "degrade")
+    for private in (strict, by_its_rules):
+        assert (private.gateway.port, private.supervise.webhook) == (0, None)
 
 
 @pytest.mark.llamacpp

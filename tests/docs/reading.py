@@ -1,4 +1,7 @@
-"""What the documents tell a reader to type: fenced blocks and inline code, as argument lists."""
+"""What the documents tell a reader to type: fenced blocks and inline code, as argument lists.
+
+A block without a language is shell; what is none says `text`, `yaml`, ...
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,19 @@ class Command:
     line: int
     words: tuple[str, ...]
     is_whole: bool  # a fenced line is typed as it stands, inline code may be a form with placeholders
+    text: str = ""  # the line itself, with its pipes and redirections
 
     def __str__(self) -> str:
         return f"{self.document}:{self.line} {' '.join(self.words)}"
+
+
+def typed(document: Path) -> Iterator[Command]:
+    """Every line of the shell blocks, whatever program it starts."""
+    name = str(document.relative_to(ROOT))
+    for line, text in _fenced(document):
+        words = _typed(text)
+        if words:
+            yield Command(name, line, words, True, _bare(text))
 
 
 def commands(document: Path, program: str) -> Iterator[Command]:
@@ -52,6 +65,12 @@ def links(document: Path) -> list[str]:
     return [target for target in found if not re.match(r"[a-z]+:", target) and not target.startswith("#")]
 
 
+def anchors(document: Path) -> set[str]:
+    """Of its headings, as GitHub and GitLab name them."""
+    found = [line.lstrip("#").strip() for _, line in _prose(document) if line.startswith("#")]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
 def _lines(document: Path) -> Iterator[tuple[int, str, str | None]]:
     """(number, line, language of the block it stands in)."""
     language: str | None = None
@@ -73,8 +92,27 @@ def _fenced(document: Path) -> Iterator[tuple[int, str]]:
         if pending.endswith("\\"):
             pending = pending[:-1] + " "
             continue
+        if _is_open(pending):
+            pending += "\n"
+            continue
         yield first, pending
         pending = ""
+
+
+def _is_open(text: str) -> bool:
+    """Within quotes, so the next line belongs to it."""
+    try:
+        shlex.split(text, comments=True)
+    except ValueError:
+        return True
+    return False
+
+
+def _bare(text: str) -> str:
+    """Without prompt and comment, in single spaces; what stands in quotes over several lines stays as it is."""
+    if "\n" in text:
+        return text
+    return " ".join(re.sub(r"(^|\s)#.*$", "", text.removeprefix("$ ")).split())
 
 
 def _prose(document: Path) -> Iterator[tuple[int, str]]:

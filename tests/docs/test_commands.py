@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 import typer
+import yaml
 
 from llamarack import cli
 from llamarack.plan.reference import LLAMA2
-from tests.docs.reading import DOCUMENTS, ROOT, Command, blocks, commands, links
+from tests.docs.fates import QUICK
+from tests.docs.reading import DOCUMENTS, ROOT, Command, anchors, blocks, commands, links
 from tests.plan.files import sparse_gguf
 
 OURS = [command for document in DOCUMENTS for command in commands(document, "llamarack")]
 MADE = [command for document in DOCUMENTS for command in commands(document, "make")]
-# Exit statuses that a document may lead to on any machine: `check` finds what there is, `plan` may say it does not fit.
-_RUN = {"plan": {0, 4}, "check": {0, 3}, "schema": {0}, "export": {0}, "keys": {0}}
 _RACK = """\
 schema_version: 1
 models:
@@ -80,7 +80,7 @@ def test_command_and_its_options_exist(root_command, command: Command):
 
 
 @pytest.mark.parametrize(
-    "command", [one for one in OURS if one.is_whole and one.words[1] in _RUN and one.words[-1] != "-"], ids=str
+    "command", [one for one in OURS if one.is_whole and one.words[1] in QUICK and one.words[-1] != "-"], ids=str
 )
 def test_quick_command_runs_as_it_stands(command: Command, place: Path, monkeypatch):
     monkeypatch.setenv("LLAMARACK_STATE_DIR", str(place / "state"))
@@ -98,8 +98,21 @@ def test_quick_command_runs_as_it_stands(command: Command, place: Path, monkeypa
     done = subprocess.run(
         [sys.executable, "-m", "llamarack", *words], cwd=place, capture_output=True, text=True, timeout=180
     )
-    assert done.returncode in _RUN[command.words[1]], done.stderr
+    assert done.returncode in QUICK[command.words[1]], done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_quick_start_asks_for_the_model_by_the_name_that_its_plan_wrote(place: Path, tmp_path: Path):
+    text = (ROOT / "docs" / "quick-start.md").read_text()
+    (planned,) = [
+        one for one in OURS if one.document == "docs/quick-start.md" and one.is_whole and one.words[1] == "plan"
+    ]
+    words = [word.replace("/data/models", str(place / "models")) for word in planned.words[1:]]
+    words[words.index("-o") + 1] = str(tmp_path / "rack.yaml")
+    words += ["--gpus", "A100-80"]  # whatever this machine has
+    subprocess.run([sys.executable, "-m", "llamarack", *words], capture_output=True, timeout=180, check=True)
+    name = yaml.safe_load((tmp_path / "rack.yaml").read_text())["models"][0]["name"]
+    assert f'"model": "{name}"' in text
 
 
 @pytest.mark.parametrize("command", MADE, ids=str)
@@ -113,7 +126,10 @@ def test_make_target_exists(command: Command):
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_to_files(document: Path):
     for target in links(document):
-        assert (document.parent / target.split("#")[0]).exists(), target
+        path, _, anchor = target.partition("#")
+        assert (document.parent / path).exists(), target
+        if anchor:
+            assert anchor in anchors(document.parent / path), target
 
 
 def test_the_sizing_guide_shows_what_the_command_prints():

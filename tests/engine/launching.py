@@ -41,6 +41,7 @@ def launch_context(
         max_sequences=None,
         max_context_tokens=None,
         predicted=_UNKNOWN,
+        closed_loop=_UNKNOWN,
         kv_cache_bytes=1 << 30,
         gpu_memory_fraction=0.9,
     )

@@ -11,7 +11,8 @@ from llamarack.judge.bench_run import BenchRun, is_interleaved, read_bench_run
 from llamarack.judge.compare import CompareResult, Decision, compare
 from llamarack.judge.facts import Facts, save_facts
 from llamarack.judge.gates import Gates, parse_gates
-from llamarack.judge.verdict import Bounds, judge
+from llamarack.judge.verdict import judge
+from llamarack.judge.verify_result import Bounds
 from llamarack.measure.result import read_result, write_result
 from llamarack.report.compare import compare_html, compare_junit, compare_markdown
 from tests.judge.bench_folders import write_bench_folder
@@ -189,3 +190,9 @@ def test_reports_say_the_same_in_every_form(tmp_path: Path) -> None:
         assert "NO-GO" in said
         assert "surely worse" in said
     assert "http" not in page.split("<details>")[0].replace("http-equiv", "")
+
+
+def test_report_of_several_folders_is_titled_by_the_first(tmp_path: Path) -> None:
+    result = replace(judged(*runs(tmp_path, QUIET, QUIET)), base="runs/a1,runs/a2,runs/a3", new="runs/b1")
+    assert compare_markdown(result).startswith("# runs/b1 against runs/a1 and 2 more: ")
+    assert "<title>runs/b1 against runs/a1 and 2 more" in compare_html(result)

@@ -1,19 +1,15 @@
-"""What was proved, of which settings; and the one verdict of an acceptance."""
+"""What was proved, and of which settings."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
 from llamarack import config
-from llamarack.judge.acceptance import AcceptanceResult, Outcome, Step, verdict_of
-from llamarack.judge.compare import Decision
 from llamarack.judge.facts import Facts, differences, factors_of, load_facts, save_facts
 from llamarack.judge.proofs import Proof, outdated, read_proofs, remember
 from llamarack.paths import rack_paths
-from llamarack.report.acceptance import acceptance_html, acceptance_junit, acceptance_markdown
 from llamarack.supervise.effective import deployment_sha256
 from tests.tiny_model import write_tiny_llama
 
@@ -79,51 +75,3 @@ def test_facts_come_back_and_only_known_ones_differ(tmp_path: Path) -> None:
     assert differences(one, other) == ("weights", "devices")
     assert factors_of(differences(one, other)) == ("quantisation", "parallelism")
     assert load_facts(tmp_path / "nowhere") == Facts()
-
-
-def steps(**outcomes: Outcome) -> list[Step]:
-    names = ("check", "serve", "verify", "bench", "compare")
-    return [
-        Step(name=name, outcome=outcomes.get(name, Outcome.PASSED), seconds=1.0, summary="it <came> out")
-        for name in names
-    ]
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "verdict"),
-    [
-        ({}, Decision.GO),
-        ({"compare": Outcome.SKIPPED}, Decision.GO),  # the first acceptance has no base
-        ({"compare": Outcome.INCONCLUSIVE}, Decision.INCONCLUSIVE),
-        ({"bench": Outcome.INCONCLUSIVE}, Decision.INCONCLUSIVE),
-        ({"verify": Outcome.SKIPPED}, Decision.INCONCLUSIVE),
-        ({"verify": Outcome.FAILED, "bench": Outcome.INCONCLUSIVE}, Decision.NO_GO),
-        ({"compare": Outcome.FAILED}, Decision.NO_GO),
-    ],
-)
-def test_acceptance_is_as_good_as_its_worst_step(outcomes: dict[str, Outcome], verdict: Decision) -> None:
-    assert verdict_of(steps(**outcomes)) is verdict
-
-
-def test_acceptance_that_lost_a_step_is_no_go_ahead() -> None:
-    assert verdict_of(steps()[:2]) is Decision.INCONCLUSIVE
-
-
-def test_acceptance_reports_name_steps_and_changed_settings() -> None:
-    result = AcceptanceResult(
-        verdict=Decision.NO_GO,
-        file="rack.yaml",
-        model="m",
-        facts=Facts(weights="Q4_1"),
-        steps=tuple(steps(verify=Outcome.FAILED, compare=Outcome.SKIPPED)),
-        changed_since=("bench",),
-        started_unix_s=1_790_000_000.0,
-        finished_unix_s=1_790_000_100.0,
-    )
-    page, markdown = acceptance_html(result), acceptance_markdown(result)
-    for said in (page, markdown):
-        assert "NO-GO" in said
-        assert "settings changed since the last valid bench" in said
-    assert "<came>" not in page
-    suite = ElementTree.fromstring(acceptance_junit(result))
-    assert (suite.get("failures"), suite.get("skipped"), suite.get("time")) == ("1", "1", "100.000")

@@ -19,7 +19,8 @@ from llamarack.errors import ModelError
 from llamarack.judge.collection import CANDIDATE_NAME, REFERENCE_NAME, load
 from llamarack.judge.diagnosis import CauseCode
 from llamarack.judge.passes import Passes
-from llamarack.judge.verdict import Bounds, Verdict, VerifyResult, judge
+from llamarack.judge.verdict import judge
+from llamarack.judge.verify_result import Bounds, Verdict, VerifyResult
 from llamarack.model.demo import demo_model
 from llamarack.paths import cache_dir
 from tests.judge import broken_models as broken

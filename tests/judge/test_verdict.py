@@ -13,7 +13,8 @@ from llamarack.judge.collection import CANDIDATE_NAME, REFERENCE_NAME, Collectio
 from llamarack.judge.diagnosis import CauseCode
 from llamarack.judge.facts import Facts
 from llamarack.judge.observation import Observation, Position, Ranked, Spoken
-from llamarack.judge.verdict import Bounds, Verdict, VerifyResult, judge
+from llamarack.judge.verdict import judge
+from llamarack.judge.verify_result import Bounds, Verdict, VerifyResult
 from llamarack.report.verify import verify_html, verify_markdown
 from tests.judge.observed import observed, position, sure
 

@@ -9,6 +9,7 @@ import pytest
 
 from llamarack.judge.diagnosis import CauseCode
 from llamarack.judge.weights import compare_files
+from tests.judge import broken_folders as folders
 from tests.judge.broken_models import (
     requantized,
     with_heads_swapped,
@@ -17,6 +18,7 @@ from tests.judge.broken_models import (
     with_tokens_swapped,
 )
 from tests.tiny_model import write_tiny_llama
+from tests.tiny_model_hf import write_tiny_hf_llama, write_tiny_quantized
 
 
 @pytest.fixture(scope="module")
@@ -65,5 +67,57 @@ def test_header_faults_are_named_with_both_values(model: Path, tmp_path: Path) -
     assert tokens.code is CauseCode.TOKENIZER
 
 
-def test_files_of_another_form_are_left_alone(model: Path, tmp_path: Path) -> None:
+def test_files_of_another_form_are_left_alone(model: Path, folder: Path, tmp_path: Path) -> None:
     assert compare_files(model, tmp_path) == ()
+    assert compare_files(model, folder) == ()
+    assert compare_files(folder, tmp_path / "gone") == ()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_hf_llama(tmp_path_factory.mktemp("folder") / "tiny-hf")
+
+
+Q_PROJ = "model.layers.{}.self_attn.q_proj.weight"
+
+
+def test_equal_folders_have_no_cause_nor_has_another_type_of_numbers(folder: Path, tmp_path: Path) -> None:
+    assert compare_files(folder, folder) == ()
+    assert compare_files(folder, folders.in_bfloat16(folder, tmp_path / "bf16")) == ()
+
+
+def test_swapped_heads_of_a_folder_are_named_with_layer_and_places(folder: Path, tmp_path: Path) -> None:
+    broken = folders.with_heads_swapped(folder, tmp_path / "b", heads=(0, 2), layers=(1, 3))
+    (cause,) = compare_files(folder, broken)
+    assert cause.code is CauseCode.ATTENTION_HEADS
+    assert f"{Q_PROJ.format(1)} head 0 holds the reference's 2, 2 holds the reference's 0" in cause.evidence
+    assert Q_PROJ.format(3) in cause.evidence
+    assert Q_PROJ.format(0) not in cause.evidence
+
+
+def test_zeroed_slice_of_a_folder_is_named_also_between_two_types(folder: Path, tmp_path: Path) -> None:
+    name = "model.layers.2.mlp.down_proj.weight"
+    broken = folders.with_slice_zeroed(folder, tmp_path / "b", tensor=name, part=0.25)
+    for candidate in (broken, folders.in_bfloat16(broken, tmp_path / "bf16")):
+        (cause,) = compare_files(folder, candidate)
+        assert cause.code is CauseCode.WEIGHTS
+        assert f"{name} rows 96 to 127 of 128" in cause.evidence
+
+
+def test_settings_of_a_folder_are_named_with_both_values(folder: Path, tmp_path: Path) -> None:
+    (rotary,) = compare_files(folder, folders.with_rope_base(folder, tmp_path / "r", 500000.0))
+    assert rotary.code is CauseCode.ROTARY
+    assert "`rope_theta`: 10000 against 500000" in rotary.evidence
+    (tokens,) = compare_files(folder, folders.with_tokens_swapped(folder, tmp_path / "t", first=5))
+    assert tokens.code is CauseCode.TOKENIZER
+    assert "`vocab`" in tokens.evidence
+    (template,) = compare_files(folder, folders.with_chat_template(folder, tmp_path / "c", "{{ messages }}"))
+    assert template.code is CauseCode.CHAT_TEMPLATE
+
+
+def test_packed_matrices_are_compared_as_they_are_stored(tmp_path: Path) -> None:
+    gptq = write_tiny_quantized(tmp_path / "gptq", "gptq")
+    name = "model.layers.1.self_attn.q_proj.qweight"
+    (cause,) = compare_files(gptq, folders.with_slice_zeroed(gptq, tmp_path / "b", tensor=name, part=0.5))
+    assert cause.code is CauseCode.WEIGHTS
+    assert f"{name} rows 8 to 15 of 16" in cause.evidence

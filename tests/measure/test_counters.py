@@ -77,6 +77,7 @@ def test_counter_that_went_back_means_a_restart_and_is_unknown() -> None:
 def test_engines_own_estimate_of_its_work_becomes_a_rate() -> None:
     text = '# TYPE vllm:estimated_flops_per_gpu counter\nvllm:estimated_flops_per_gpu_total{{engine="0"}} {flop}\n'
     text += "# TYPE vllm:estimated_read_bytes_per_gpu counter\nvllm:estimated_read_bytes_per_gpu_total {read}\n"
+    text += "# TYPE vllm:estimated_write_bytes_per_gpu counter\nvllm:estimated_write_bytes_per_gpu_total {flop}\n"
     samples = [
         parse_counters(text.format(flop=flop, read=read), at)
         for at, flop, read in ((0, 5e9, 1e9), (2 * 10**9, 9e9, 2e9))
@@ -85,3 +86,4 @@ def test_engines_own_estimate_of_its_work_becomes_a_rate() -> None:
     assert summary is not None
     assert summary.estimated_flop_per_s == 2e9
     assert summary.estimated_read_bytes_per_s == 0.5e9
+    assert summary.estimated_write_bytes_per_s == 2e9

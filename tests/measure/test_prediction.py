@@ -29,7 +29,8 @@ CANDIDATE = Candidate(
     threads=None,
     max_sequences=None,
     max_context_tokens=None,
-    predicted=Predicted(first_token_s=0.016, per_token_s=0.025, tokens_per_s=None),
+    predicted=Predicted(first_token_s=0.5, per_token_s=0.5, tokens_per_s=10.0),
+    closed_loop=Predicted(first_token_s=0.016, per_token_s=0.025, tokens_per_s=None),
 )
 
 
@@ -83,7 +84,8 @@ def test_limit_is_unknown_without_the_servers_own_batch() -> None:
 def test_engines_own_count_of_its_work_comes_first() -> None:
     point = _point(4.0)
     assert point.repeats[0].server is not None
-    server = replace(point.repeats[0].server, estimated_flop_per_s=4e8, estimated_read_bytes_per_s=1e8)
+    moved = {"estimated_read_bytes_per_s": 0.9e8, "estimated_write_bytes_per_s": 0.1e8}
+    server = replace(point.repeats[0].server, estimated_flop_per_s=4e8, **moved)
     reached = limit_reached(
         replace(point, repeats=(replace(point.repeats[0], server=server),)),
         replicas=2,

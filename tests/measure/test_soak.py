@@ -213,11 +213,14 @@ async def test_file_is_served_meanwhile_watched_and_stopped_again(tmp_path: Path
     assert record["slots_total"] == 2
     assert record["slots_idle_min"] in (0, 1, 2)
     assert record["restarts"] == 0
-    assert not (tmp_path / "s/racks/tiny/state.json").exists()  # stopped in order
+    rack = tmp_path / "soak/rack"  # of its own, beside the report
+    assert (rack / "serve.log").exists()
+    assert not (rack / "racks/started/state.json").exists()  # stopped in order
 
 
 @pytest.mark.process
 async def test_what_is_neither_file_nor_url_is_refused(tmp_path: Path) -> None:
-    code, _, errors = await _soak_command(str(tmp_path / "none.yaml"))
+    code, _, errors = await _soak_command(str(tmp_path / "none.yaml"), "-o", str(tmp_path / "soak"))
     assert code == 2
+    assert not (tmp_path / "soak").exists()
     assert "neither a URL nor a file" in errors

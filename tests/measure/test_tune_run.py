@@ -2,19 +2,23 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from llamarack.config import Deployment, parse
-from llamarack.errors import StartFailed, UsageError
-from llamarack.measure.point import Level
+from llamarack.errors import StartFailed
+from llamarack.measure.point import Level, PointResult, point_result
 from llamarack.measure.settings import Settings
 from llamarack.measure.slo import Slo
 from llamarack.measure.target import parse_target
-from llamarack.measure.tune import DEFAULTS, Trial
-from llamarack.measure.tune_run import Rack, measuring, only_model, space_of, tuned_path
+from llamarack.measure.tune import Trial
+from llamarack.measure.tune_run import Listening, Rack, admitting, measuring, outcome_of, tuned_path
+from llamarack.measure.tune_space import Subject
 from tests.measure.golden_server import GoldenServer, models, no_wait, obedient_script, serving
+from tests.measure.test_point import JUDGING, measured, steady
+from tests.measure.test_tune_space import subject
 
 DEPLOYMENT = parse(
     "{schema_version: 1, models: [{name: m, path: /m.gguf, limits: {sequences: 4, context_tokens: 2048}}]}"
@@ -25,15 +29,16 @@ class Racks:
     """Remembers what was started, and refuses batches from 512 on as a card that is too small would."""
 
     def __init__(self) -> None:
-        self.started: list[int | str] = []
+        self.started: list[tuple[int | str, int]] = []
         self.num_running = 0
 
     @asynccontextmanager
-    async def start(self, deployment: Deployment):
+    async def start(self, deployment: Deployment, folder: Path):
+        assert folder.parent.is_dir()
         limits = deployment.models[0].groups[0].limits
-        self.started.append(limits.batch_tokens)
+        self.started.append((limits.batch_tokens, limits.sequences))
         if isinstance(limits.batch_tokens, int) and limits.batch_tokens >= 512:
-            raise StartFailed("out of memory on card 0")
+            raise StartFailed("out of memory on card 0\nits log")
         plain = {"/v1/models": lambda _: models("m")}
         server = GoldenServer(scripts={"m": obedient_script}, between=no_wait, plain=plain)
         listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
@@ -50,7 +55,7 @@ class Racks:
 def _settings(folder: Path) -> Settings:
     return Settings(
         target=parse_target("http://unset"),
-        levels=(Level(concurrency=2),),
+        levels=(Level(concurrency=1), Level(concurrency=2)),
         folder=folder,
         requests=20,
         input_tokens=16,
@@ -61,38 +66,72 @@ def _settings(folder: Path) -> Settings:
     )
 
 
+def point(concurrency: int) -> PointResult:
+    return point_result(Level(concurrency=concurrency), [measured(*steady())], JUDGING)
+
+
+def _subject() -> Subject:
+    return subject(DEPLOYMENT)
+
+
 @pytest.mark.process
 async def test_trial_is_started_with_its_settings_measured_and_stopped(tmp_path: Path) -> None:
-    racks, steps = Racks(), []
-    on_step = lambda trial, step: steps.append((trial, step))  # noqa: E731
-    measure = measuring(DEPLOYMENT, "m", racks.start, _settings(tmp_path), on_step)
-    default, small, large = DEFAULTS, Trial(batch_tokens=256, sequences=4), Trial(batch_tokens=512, sequences=4)
-    outcomes = [await measure(trial) for trial in (default, small, large)]
-    assert racks.started == ["auto", 256, 512]
+    racks, steps, results = Racks(), [], []
+    listening = Listening(
+        on_step=lambda trial, step: steps.append((trial, step)),
+        on_result=lambda result, folder: results.append((result, folder)),
+    )
+    measure = measuring(_subject(), racks.start, _settings(tmp_path), listening)
+    own = Trial(is_own=True)
+    small = Trial(batch_tokens=256, sequences=4, context_tokens=2048)
+    large = replace(small, batch_tokens=512)
+    outcomes = [await measure(trial) for trial in (own, small, large)]
+    assert racks.started == [("auto", 4), (256, 4), (512, 4)]
     assert racks.num_running == 0
-    assert [outcome.trial for outcome in outcomes] == [default, small, large]
+    assert [outcome.trial for outcome in outcomes] == [own, small, large]
     assert outcomes[0].memory_fraction == outcomes[1].memory_fraction == 0.5
     # On a busy machine the client may call its own run invalid; then there is a reason instead of a rate.
     assert all((outcome.goodput_per_s is None) == (outcome.reason is not None) for outcome in outcomes)
-    assert outcomes[2].goodput_per_s is None
+    assert [len(outcome.levels) for outcome in outcomes] == [2, 2, 0]
+    assert outcomes[2].is_full
     assert outcomes[2].reason == "out of memory on card 0"
+    assert not outcomes[0].is_full
     assert steps
     assert (tmp_path / "trial-1" / "result.json").exists()
+    assert results[0][1] == tmp_path / "trial-1"
 
 
-def test_space_is_bounded_by_the_files_own_limits() -> None:
-    space = space_of(DEPLOYMENT, "m")
-    assert (space.sequences, space.max_batch_tokens, space.max_sequences) == (4, 2048, 32)
+def test_level_with_the_most_goodput_speaks_for_the_trial() -> None:
+    trial = Trial(sequences=4)
+    points = (
+        replace(point(1), goodput_requests_per_s=1.0, valid=True, invalid_reasons=()),
+        replace(point(4), goodput_requests_per_s=3.0, valid=True, invalid_reasons=()),
+        replace(point(8), goodput_requests_per_s=9.0, valid=False, invalid_reasons=("client: late",)),
+    )
+    outcome = outcome_of(trial, points, None, 0.85)
+    assert (outcome.goodput_per_s, outcome.best_level, outcome.reason) == (3.0, 1, None)
+    assert outcome.levels[2].goodput_per_s is None
+    nothing = outcome_of(trial, points[2:], None, 0.85)
+    assert (nothing.goodput_per_s, nothing.reason) == (None, "client: late")
 
 
-def test_model_must_be_named_where_the_file_has_several() -> None:
-    assert only_model(DEPLOYMENT, None) == "m"
-    two = DEPLOYMENT.model_copy(update={"models": [DEPLOYMENT.models[0]] * 2})
-    with pytest.raises(UsageError, match="one must be chosen"):
-        only_model(two, None)
-    with pytest.raises(UsageError, match="not among them"):
-        only_model(DEPLOYMENT, "x")
+def test_memory_ceiling_holds_where_there_is_one() -> None:
+    points = (replace(point(1), goodput_requests_per_s=1.0, valid=True, invalid_reasons=()),)
+    trial = Trial(sequences=4)
+    assert not outcome_of(trial, points, 0.85, 0.85).is_full
+    over = outcome_of(trial, points, 0.86, 0.85)
+    assert over.is_full
+    assert over.reason == "over 85% of the fullest card"
+    assert not outcome_of(trial, points, 0.93, None).is_full  # vLLM takes its planned fraction
+
+
+def test_door_turns_nobody_away_while_settings_are_compared(tmp_path: Path) -> None:
+    settings = replace(_settings(tmp_path), levels=(Level(concurrency=400),), timeout_s=120.0)
+    gateway = admitting(DEPLOYMENT, settings).gateway
+    assert (gateway.max_queue_requests, gateway.max_queue_s) == (800, 120.0)
+    assert DEPLOYMENT.gateway.max_queue_requests == 256
 
 
 def test_tuned_file_is_another_one() -> None:
     assert tuned_path(Path("/etc/rack.yaml")) == Path("/etc/rack.tuned.yaml")
+    assert tuned_path(Path("/data/m.Q8_0.gguf")) == Path("/data/m.Q8_0.tuned.yaml")

@@ -49,6 +49,7 @@ def test_table_names_cards_terms_ways_and_limits(files):
         "context",
         "2 replicas",
         "tokens/s",
+        "as `bench` drives it",
         "limits of the first",
     ):
         assert words in text

@@ -7,6 +7,7 @@ import pytest
 
 from llamarack.config import Group, Limits
 from llamarack.plan.planner import plan_group
+from llamarack.plan.record import Load
 from llamarack.plan.reference import gguf_spec, safetensors_spec
 from llamarack.units import GIB, MIB
 from tests.plan.shapes import LLAMA2_7B, LLAMA2_13B, h200, machine
@@ -70,3 +71,35 @@ def test_vllm_terms_within_2_percent_and_the_card_within_1():
     assert tokens == pytest.approx(235_632, rel=0.01)
     assert plan.max_sequences == 57
     assert plan.fits
+
+
+def _speeds():
+    return json.loads(_ONE_CARD.read_text())["speed"]
+
+
+def _is_fitted(row):
+    """The constants of a closed loop were fitted to 7B in 16 bits, the slowdown of few rows to Q8_0 as well."""
+    return row["size"] == "7b" and row["weights"].lower() in ("f16", "fp16", "q8_0")
+
+
+@pytest.mark.parametrize("row", _speeds(), ids=lambda row: "{engine} {size} {weights} {concurrency}".format(**row))
+def test_closed_loop_per_token_within_10_percent_and_first_token_within_20(row):
+    size = {"7b": LLAMA2_7B, "13b": LLAMA2_13B}[row["size"]]
+    if row["engine"] == "vllm":
+        limits = Limits(context_tokens=1024, sequences=256, gpu_memory_fraction=0.9)
+        spec, version = safetensors_spec(size, "f16"), "0.25.1"
+    else:
+        limits = Limits(context_tokens=1024, sequences=64)
+        spec, version = gguf_spec(size, row["weights"].upper()), "b11434"
+    plan = plan_group(
+        spec,
+        Group(engine=row["engine"], limits=limits),
+        machine(h200()),
+        model_name="m",
+        engine_version=version,
+        load=Load(context_tokens=1024, concurrency=row["concurrency"], input_tokens=128, output_tokens=128),
+    )
+    assert plan.closed_loop.per_token_s == pytest.approx(row["per_token_s"], rel=0.10)
+    # What `plan` cannot know of few requests at once is how their prompts fall together.
+    bound = 0.30 if _is_fitted(row) and row["concurrency"] == 8 else 0.20
+    assert plan.closed_loop.first_token_s == pytest.approx(row["first_token_s"], rel=bound)

@@ -18,7 +18,7 @@ from llamarack.plan.exchange import all_reduce_s, worst_link
 from llamarack.plan.record import Load, Predicted
 from llamarack.plan.reference import LLAMA2, gguf_spec, safetensors_spec
 from llamarack.plan.shape import shape_of
-from llamarack.plan.speed import Placed, calibrated, lengths, predict
+from llamarack.plan.speed import Placed, calibrated, lengths, predict, predict_closed_loop
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "plan_anchors.py"
 
@@ -55,7 +55,7 @@ def test_own_h200_rows_are_within_the_bars():
             assert abs(one.error) < (0.12 if one.concurrency == 8 else 0.10), one
 
 
-def _speed(gpus="H200", method="f16", size="7B", streams=1.0, load=None, **more) -> Any:
+def _speed(gpus="H200", method="f16", size="7B", streams=1.0, load=None, predict=predict, **more) -> Any:
     cards = machine_of(gpus).cards
     make = safetensors_spec if more.get("engine", "vllm") == "vllm" else gguf_spec
     placed = Placed(
@@ -71,6 +71,23 @@ def test_more_streams_slow_each_and_speed_up_all(streams, factor):
     few, many = _speed(streams=streams), _speed(streams=streams * factor)
     assert many.per_token_s >= few.per_token_s
     assert many.tokens_per_s >= 0.9 * few.tokens_per_s
+
+
+@given(st.integers(1, 256), st.sampled_from([("vllm", "f16"), ("llamacpp", "F16"), ("llamacpp", "Q8_0")]))
+def test_tokens_of_a_closed_loop_wait_for_the_prompts_of_the_others(streams, way):
+    engine, method = way
+    burst = _speed(engine=engine, method=method, streams=streams, batch_tokens=512)
+    loop = _speed(engine=engine, method=method, streams=streams, batch_tokens=512, predict=predict_closed_loop)
+    assert loop.per_token_s >= burst.per_token_s
+    assert (loop.per_token_s == burst.per_token_s) == (streams == 1)
+
+
+def test_few_rows_slow_a_quantised_matrix_of_llamacpp_more():
+    def slowdown(method):
+        one, eight = (_speed(engine="llamacpp", method=method, streams=n).per_token_s for n in (1.0, 8.0))
+        return (eight - one) / one
+
+    assert slowdown("Q8_0") > 1.3 * slowdown("F16")
 
 
 def test_quantised_weights_decode_faster():

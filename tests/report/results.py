@@ -64,7 +64,6 @@ def with_rack(result: BenchResult) -> BenchResult:
         sequences=8,
         memory_bandwidth_bytes_per_s=4.8e12,
         flop_per_s=989e12,
-        is_burst=True,
         points=(planned, *(None for _ in result.points[1:])),
         lesson=None,
     )

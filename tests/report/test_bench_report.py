@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from llamarack.measure.knee import knee
+from llamarack.measure.prediction import LimitReached
 from llamarack.measure.record import ErrorKind
 from llamarack.measure.result import RECORDS_NAME, read_result, write_result
 from llamarack.report.bench_charts import _time, bench_charts, ecdf, pareto, throughput
@@ -228,7 +229,12 @@ def test_plan_that_said_nothing_is_not_shown() -> None:
     assert result.plan is not None
     (planned,) = result.plan.points
     assert planned is not None
-    silent = replace(planned, compared=tuple(replace(each, predicted=None) for each in planned.compared))
+    unforeseen = replace(planned, compared=tuple(replace(each, predicted=None) for each in planned.compared))
+    counted = against_plan(replace(result, plan=replace(result.plan, points=(unforeseen,))))
+    assert counted is not None  # an engine that counts its own work has a share without a plan of its speed
+    assert counted.rows[0][-2:] == ("36%", "1.2%")
+    nothing = LimitReached(memory_bandwidth_fraction=None, arithmetic_fraction=None)
+    silent = replace(unforeseen, limit=nothing)
     assert against_plan(replace(result, plan=replace(result.plan, points=(silent,)))) is None
 
 

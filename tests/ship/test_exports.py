@@ -12,11 +12,12 @@ import yaml
 
 from llamarack.config import Deployment, parse
 from llamarack.errors import UsageError
-from llamarack.ship.compose import compose_text
+from llamarack.ship.compose import compose_node_text, compose_text
 from llamarack.ship.container import contained
 from llamarack.ship.kubernetes import Cluster, kubernetes_text
 from llamarack.ship.service import cards_of, renumbered, timing
-from llamarack.ship.systemd import Unit, unit_text
+from llamarack.ship.spread import required_spread
+from llamarack.ship.systemd import NodeUnit, Unit, node_unit_text, unit_text
 from llamarack.units import GIB
 
 TWO_CARDS = """
@@ -32,6 +33,20 @@ models:
     gpus: [[5, 3]]
     tensor_parallel: 2
 gateway: {host: 0.0.0.0, port: 9000, api_keys_file: /etc/keys.yaml, tls_cert: /etc/c.pem, tls_key: /etc/k.pem}
+supervise: {drain_s: 45}
+"""
+SPREAD = """
+models:
+  - name: small
+    path: /data/models/a/a.gguf
+    gpus: [[0]]
+  - name: big
+    path: /data/models/b-hf
+    engine: vllm
+    gpus: [[2, 3]]
+    tensor_parallel: 4
+    engine_args: {nnodes: 2, node_rank: 0, master_addr: 10.0.0.1, master-port: 29501}
+gateway: {host: 10.0.0.1, port: 9000, api_keys_file: /etc/keys.yaml}
 supervise: {drain_s: 45}
 """
 OPEN = "models: [{name: a, path: /data/a.gguf, gpus: []}]"
@@ -143,6 +158,98 @@ def test_rack_without_keys_is_not_put_into_a_cluster() -> None:
         _kubernetes(TWO_CARDS, Cluster(**{**_fields(CLUSTER), "name": "Rack_1"}))
 
 
+def _spread(cluster: Cluster = CLUSTER) -> str:
+    inside = contained(_deployment(SPREAD), WEIGHTS, node_0=cluster.leader_address)
+    return kubernetes_text(inside, cluster, is_insecure_wanted=False)
+
+
+def test_model_over_several_nodes_is_a_leader_with_the_rack_and_workers_with_their_part() -> None:
+    parts = {part["kind"]: part for part in yaml.safe_load_all(_spread())}
+    assert set(parts) == {"ConfigMap", "Service", "LeaderWorkerSet"}
+    spec = parts["LeaderWorkerSet"]["spec"]
+    group = spec["leaderWorkerTemplate"]
+    assert (group["size"], group["restartPolicy"]) == (2, "RecreateGroupOnPodRestart")
+    assert spec["startupPolicy"] == "LeaderCreated"  # the leader is ready only once the workers have joined
+    leader, worker = group["leaderTemplate"]["spec"], group["workerTemplate"]["spec"]
+    assert leader["containers"][0]["args"] == ["serve", "/etc/llamarack/rack.yaml"]
+    assert worker["containers"][0]["args"] == [
+        "node", "/etc/llamarack/node.yaml", "--node-rank", "$(LWS_WORKER_INDEX)",
+    ]  # fmt: skip
+    assert leader["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 3}  # the other model's card as well
+    assert worker["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 2}
+    assert "readinessProbe" in leader["containers"][0]
+    assert "readinessProbe" not in worker["containers"][0]
+    for pod in (leader, worker):
+        (container,) = pod["containers"]
+        assert {volume["name"] for volume in pod["volumes"]} == {mount["name"] for mount in container["volumeMounts"]}
+        assert [one["name"] for one in container["env"]] == ["XDG_CACHE_HOME", "VLLM_HOST_IP"]
+    assert "files" not in json.dumps(worker)  # no key on a server that answers nobody
+    # What the leader drains needs the workers, and all are told to stop at once.
+    wait_s = int(worker["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert wait_s == int(leader["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1]) + 45
+    assert worker["terminationGracePeriodSeconds"] > wait_s
+    # The Service must not take the set's name, which the controller gives a Service of its own, nor reach workers.
+    service, name = parts["Service"], parts["LeaderWorkerSet"]["metadata"]["name"]
+    assert service["metadata"]["name"] != name
+    assert service["spec"]["selector"].items() <= group["leaderTemplate"]["metadata"]["labels"].items()
+    assert not service["spec"]["selector"].items() <= group["workerTemplate"]["metadata"]["labels"].items()
+    files = parts["ConfigMap"]["data"]
+    for file in ("rack.yaml", "node.yaml"):
+        big = parse(files[file]).deployment.models[-1]
+        assert big.groups[0].engine_args["master-addr"] == f"{name}-0.{name}.ai"
+        assert "master_addr" not in big.groups[0].engine_args
+    inside = parse(files["rack.yaml"]).deployment
+    assert [model.groups[0].gpus for model in inside.models] == [[[0]], [[1, 2]]]
+    (part,) = parse(files["node.yaml"]).deployment.models
+    assert (part.name, part.groups[0].gpus) == ("big", [[0, 1]])
+
+
+def test_model_over_several_nodes_gets_a_compose_file_for_each() -> None:
+    inside = contained(_deployment(SPREAD), WEIGHTS, is_on_host_network=True)
+    first = yaml.safe_load(compose_text(inside, image="i", owner=None))
+    second = yaml.safe_load(compose_node_text(inside, 1, image="i", owner=None))
+    for value in (first, second):
+        service = value["services"]["llamarack"]
+        assert service["network_mode"] == "host"  # vLLM chooses ports by itself
+        assert "ports" not in service  # which the host's network has no room for
+        assert "VLLM_HOST_IP" in service["environment"]
+        assert service["shm_size"] == "10g"
+    rack, node = first["services"]["llamarack"], second["services"]["llamarack"]
+    assert rack["command"][0] == "serve"
+    assert "http://10.0.0.1:9000/ready" in rack["healthcheck"]["test"][-1]
+    gateway = parse(first["configs"]["rack"]["content"]).deployment.gateway
+    assert (gateway.host, gateway.port, gateway.insecure) == ("10.0.0.1", 9000, False)
+    assert node["command"] == ["node", "/etc/llamarack/node.yaml", "--node-rank", "1"]
+    assert node["restart"] == "always"
+    assert "healthcheck" not in node
+    assert "keys.yaml" not in json.dumps(second)
+    (device,) = node["deploy"]["resources"]["reservations"]["devices"]
+    assert device["device_ids"] == ["2", "3"]
+    with pytest.raises(UsageError, match="--node-rank 2") as caught:
+        required_spread(_deployment(SPREAD), 2)
+    assert caught.value.hint == "--node-rank 0 to 1"
+    with pytest.raises(UsageError, match="span 1 node"):
+        required_spread(_deployment(OPEN), 1)
+
+
+def test_what_cannot_span_nodes_is_refused_with_what_to_type() -> None:
+    several = Cluster(**{**_fields(CLUSTER), "nodes": 3})
+    with pytest.raises(UsageError, match="spans 2 nodes by itself"):
+        _spread(several)
+    with pytest.raises(UsageError, match="has 44 letters; 43 is the most"):
+        _spread(Cluster(**{**_fields(CLUSTER), "name": "a" * 44}))
+    with pytest.raises(UsageError, match="replicas: 2 copies"):
+        contained(
+            _deployment(SPREAD.replace("    tensor", "    replicas: 2\n    tensor").replace("[[2, 3]]", "auto")), {}
+        )
+    twice = SPREAD.replace(
+        "    path: /data/models/a/a.gguf\n    gpus: [[0]]",
+        SPREAD.partition("name: big\n")[2].partition("gateway")[0].rstrip(),
+    )
+    with pytest.raises(UsageError, match="`small`, `big` all span several nodes"):
+        contained(_deployment(twice), {})
+
+
 def _validator(name: str) -> str:
     """A tool of the `validate` extra or of Debian."""
     beside = Path(sys.executable).parent / name
@@ -170,6 +277,18 @@ def test_compose_specification_accepts_it(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.process
+def test_compose_specification_accepts_the_file_of_each_node(tmp_path: Path) -> None:
+    tool = _validator("check-jsonschema")
+    inside = contained(_deployment(SPREAD), WEIGHTS, is_on_host_network=True)
+    for rank, text in enumerate(
+        (compose_text(inside, image="i", owner=None), compose_node_text(inside, 1, image="i", owner=None))
+    ):
+        file = tmp_path / f"compose-{rank}.yaml"
+        file.write_text(text)
+        _accepts(tool, "--builtin-schema", "vendor.compose-spec", str(file))
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_schemas_of_kubernetes_accept_it(tmp_path: Path, nodes: int) -> None:
     tool = _validator("kubernetes-validate")
@@ -180,6 +299,48 @@ def test_schemas_of_kubernetes_accept_it(tmp_path: Path, nodes: int) -> None:
     file.write_text(file.read_text().replace("terminationGracePeriodSeconds", "terminationGraceSeconds"))
     with pytest.raises(AssertionError):
         _accepts(tool, "--strict", str(file))
+
+
+@pytest.mark.process
+def test_schemas_accept_the_set_and_the_pods_in_it(tmp_path: Path) -> None:
+    """Kubernetes' schemas know no LeaderWorkerSet: its pods are held against that of a Pod, and the rest against its
+    fields as its API has them (leaderworkerset.x-k8s.io/v1)."""
+    kubernetes, json_schema = _validator("kubernetes-validate"), _validator("check-jsonschema")
+    parts = list(yaml.safe_load_all(_spread()))
+    worker_set = next(part for part in parts if part["kind"] == "LeaderWorkerSet")
+    file, own = tmp_path / "llamarack.yaml", tmp_path / "set.yaml"
+
+    def write() -> None:
+        group = worker_set["spec"]["leaderWorkerTemplate"]
+        pods = [
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": name, **group[name]["metadata"]},
+                **_spec(group[name]),
+            }
+            for name in ("leaderTemplate", "workerTemplate")
+        ]
+        file.write_text(yaml.safe_dump_all([part for part in parts if part is not worker_set] + pods))
+        own.write_text(yaml.safe_dump(worker_set))
+
+    def _spec(template: dict[str, Any]) -> dict[str, Any]:
+        assert set(template) == {"metadata", "spec"}
+        return {"spec": template["spec"]}
+
+    schema = str(Path(__file__).with_name("leader_worker_set.schema.json"))
+    write()
+    _accepts(kubernetes, "--strict", str(file))
+    _accepts(json_schema, "--schemafile", schema, str(own))
+    pod = worker_set["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
+    pod["terminationGraceSeconds"] = pod.pop("terminationGracePeriodSeconds")
+    write()
+    with pytest.raises(AssertionError):
+        _accepts(kubernetes, "--strict", str(file))
+    worker_set["spec"]["startupPolicy"] = "LeaderFirst"
+    write()
+    with pytest.raises(AssertionError):
+        _accepts(json_schema, "--schemafile", schema, str(own))
 
 
 def _unit(**changes: Any) -> Unit:
@@ -226,6 +387,28 @@ def test_systemd_accepts_the_unit(tmp_path: Path, user: str | None) -> None:
     file.write_text(unit_text(_unit(user=user)).replace("WatchdogSec", "WatchdogSecs"))
     done = subprocess.run([tool, "verify", str(file)], capture_output=True, text=True, timeout=60, check=False)
     assert "WatchdogSecs" in done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("user", ["root", None])
+def test_systemd_accepts_the_unit_of_another_node(tmp_path: Path, user: str | None) -> None:
+    unit = NodeUnit(
+        command=("/bin/true",),
+        file=Path("/etc/rack.yaml"),
+        rack="rack",
+        rank=1,
+        user=user,
+        models=(Path("/data/models"),),
+    )
+    settings = _settings(node_unit_text(unit))
+    assert settings["ExecStart"] == "/bin/true node /etc/rack.yaml --node-rank 1"
+    assert settings["Restart"] == "always"  # when node 0 is gone, it waits for the next one
+    tool = _validator("systemd-analyze")
+    file = tmp_path / f"{unit.name}.service"
+    file.write_text(node_unit_text(unit))
+    done = subprocess.run([tool, "verify", str(file)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert file.name not in done.stderr
 
 
 @pytest.mark.process

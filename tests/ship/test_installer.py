@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from llamarack.ship.installer import program
 from tests.ship.wheels import write_bundle
 
 pytestmark = pytest.mark.process
@@ -64,6 +65,18 @@ def test_upgrade_lies_beside_the_old_one_until_it_is_accepted_or_undone(tmp_path
 
     assert _sh(command, "uninstall").returncode == 0
     assert not prefix.exists()
+
+
+def test_program_is_one_file_that_needs_nothing_but_python_and_leaves_nothing(tmp_path: Path) -> None:
+    one, two = tmp_path / "a" / program.FILE, tmp_path / "b" / program.FILE
+    for file in (one, two):
+        file.parent.mkdir()
+        program.write(file)
+    assert one.read_bytes() == two.read_bytes()
+    shown = _sh(sys.executable, "-I", "-S", one, "--help")  # -S: without any installed package, ours among them
+    assert shown.returncode == 0, shown.stderr
+    assert "--expect SHA256" in shown.stdout
+    assert [path.name for path in one.parent.iterdir()] == [program.FILE]
 
 
 def test_install_works_read_only_and_is_still_removed(tmp_path: Path) -> None:

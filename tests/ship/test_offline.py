@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from benchmarks.offline_run import offline_run, servers_python
+from benchmarks.offline_run import Offline, offline_run, servers_python
 
 pytestmark = pytest.mark.llamacpp
 
@@ -31,7 +31,7 @@ def test_from_bundle_to_answers_without_a_route() -> None:
     if servers_python() is None:
         pytest.skip("no Python of this version that other users can run; elsewhere: make proof-offline")
     try:
-        record = offline_run(None, is_quick=True)
+        record = offline_run(None, Offline(engine=None, engine_model=None, is_quick=True))
     except SystemExit as ended:
         if "pip said" in str(ended) or "pip download" in str(ended):
             pytest.skip(f"a bundle cannot be made here: {ended}")

@@ -1,4 +1,4 @@
-"""One model over two nodes by vLLM's own launch: the rack runs node 0, the second is started by hand as documented."""
+"""One model over two nodes by vLLM's own launch: the rack runs node 0, `llamarack node` the second, as documented."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.vllm.conftest import EAGER, Rack, all_ready, model
+from tests.vllm.conftest import EAGER, all_ready, model
 
 pytestmark = pytest.mark.vllm
-_HEADLESS = Path(__file__).with_name("headless_node.py")
 
 
 def test_two_nodes_answer_as_one_replica(vllm_python: Path, tiny_model: Path, serve: Any, tmp_path: Path) -> None:
@@ -22,17 +22,13 @@ def test_two_nodes_answer_as_one_replica(vllm_python: Path, tiny_model: Path, se
         port = free.getsockname()[1]
     meeting = {"nnodes": 2, "node-rank": 0, "master-addr": "127.0.0.1", "master-port": port}
     rack = serve(model("m", tiny_model, vllm_python, tensor_parallel=2, engine_args=EAGER | meeting))
-    options = _options_of_the_start(rack)
-    options[options.index("--node-rank") + 1] = "1"
-    del options[options.index("--uds") : options.index("--uds") + 2]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     log = tmp_path / "node-1.log"
     with open(log, "wb") as output:
         second = subprocess.Popen(
-            [str(vllm_python), str(_HEADLESS), *options, "--headless"],
+            [sys.executable, "-m", "llamarack", "node", str(tmp_path / "rack0.yaml"), "--node-rank", "1"],
             stdout=output,
             stderr=output,
-            env=environment,
+            env={**os.environ, "LLAMARACK_STATE_DIR": str(tmp_path / "node-1")},
             start_new_session=True,
         )
     try:
@@ -53,15 +49,3 @@ def test_two_nodes_answer_as_one_replica(vllm_python: Path, tiny_model: Path, se
                 second.wait(timeout=30)
             except subprocess.TimeoutExpired:
                 os.killpg(second.pid, signal.SIGKILL)
-
-
-def _options_of_the_start(rack: Rack) -> list[str]:
-    """vLLM's options as the `starting` event tells them, which is where a user reads them."""
-
-    def started(_: Any) -> bool:
-        return any(event["kind"] == "starting" for event in rack.status()["events"])
-
-    rack.wait_until(started, "started", 60)
-    (event,) = [event for event in rack.status()["events"] if event["kind"] == "starting"]
-    argv: list[str] = event["data"]["argv"]
-    return argv[argv.index("-m") + 2 :]

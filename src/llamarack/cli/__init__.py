@@ -21,6 +21,7 @@ _COMMANDS = (
     "check",
     "plan",
     "serve",
+    "node",
     "status",
     "drain",
     "reload",

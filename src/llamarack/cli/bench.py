@@ -77,6 +77,7 @@ def bench(
 
     A FILE whose rack runs is measured as it runs; otherwise it is started for this and stopped again.
     """
+    require_target(target)
     if requests is not None and duration is not None:
         raise UsageError("`--requests` and `--duration` exclude each other", hint=f"--duration {duration}")
     settings = Settings(
@@ -101,7 +102,13 @@ def bench(
         seed=secrets.randbits(32) if seed is None else seed,
     )
     result, exit_code = asyncio.run(_run(settings, target, read_key(api_key_file), ca_file))
-    written = write_bench_report(result, settings.folder)
+    _tell(result, settings.folder, json)
+    raise typer.Exit(exit_code)
+
+
+def _tell(result: BenchResult, folder: Path, json: bool) -> None:
+    """Reports beside the records, the result on stdout, what it teaches into the calibration."""
+    written = write_bench_report(result, folder)
     if json:
         sys.stdout.buffer.write(to_json(result))
         sys.stdout.flush()
@@ -109,8 +116,7 @@ def bench(
         print_bench(result, Console())
     if result.plan is not None and result.plan.lesson is not None:
         _learn(result.plan.lesson)
-    Console(stderr=True).print(f"report: {written}", highlight=False, soft_wrap=True)
-    raise typer.Exit(exit_code)
+    people.print(f"report: {escape(str(written))}")
 
 
 def _learn(lesson: Calibration) -> None:
@@ -146,25 +152,36 @@ async def _run(settings: Settings, target: str, key: str | None, ca_file: Path |
     return result, received[0] if received else 0 if result.valid else _EXIT_INVALID
 
 
+def require_target(target: str) -> None:
+    """Before a folder is made for it. Raises UsageError."""
+    if "://" not in target and not Path(target).exists():
+        raise UsageError(f"`{target}` is neither a URL nor a file", hint=f"http://{target}, or a file that is there")
+
+
 @asynccontextmanager
 async def opened(
-    target: str, key: str | None, ca_file: Path | None, folder: Path
+    target: str,
+    key: str | None,
+    ca_file: Path | None,
+    folder: Path,
+    *,
+    state_dir: Path | None = None,
+    is_strict: bool = True,
 ) -> AsyncIterator[tuple[Target, RackSource | None]]:
     """The server of a URL; the running rack of a file; or one that is started here and gone afterwards, whose logs
-    stay in `folder`. Raises UsageError for what is none of these, and what a start raises.
+    stay in `folder`; `is_strict`: see `started_rack`. Raises what a start raises.
     """
     if "://" in target:
         yield parse_target(target, api_key=key, ca_file=ca_file), None
         return
-    if not Path(target).exists():
-        raise UsageError(f"`{target}` is neither a URL nor a file", hint=f"llamarack bench http://{target}")
     deployment = load_target(Path(target), host=None, port=None)
-    paths = rack_paths(rack_name(Path(target)))
+    paths = rack_paths(rack_name(Path(target)), state_dir)
     try:
         record = await ask(paths, {"op": "status"})
     except NothingRunning:
         people.print(f"`{target}` is not running: it is started for this measurement")
-        async with started_rack(deployment, folder=folder / "rack", on_entry=print_entry) as started:
+        rack = started_rack(deployment, folder=folder / "rack", on_entry=print_entry, is_strict=is_strict)
+        async with rack as started:
             yield (
                 parse_target(started.base_url, api_key=started.api_key),
                 RackSource(paths=started.paths, deployment=deployment),

@@ -17,16 +17,20 @@ from llamarack.errors import UsageError
 from llamarack.model.read import read_model
 from llamarack.paths import install_folder, rack_paths
 from llamarack.ship.bundle import containerfile_text
-from llamarack.ship.compose import compose_text
+from llamarack.ship.compose import compose_node_text, compose_text
 from llamarack.ship.container import USER_ID, contained
 from llamarack.ship.kubernetes import Cluster, kubernetes_text
 from llamarack.ship.service import model_paths, timing
-from llamarack.ship.systemd import Unit, unit_text
+from llamarack.ship.spread import alone, required_spread, spread_of
+from llamarack.ship.systemd import NodeUnit, Unit, node_unit_text, unit_text
 from llamarack.supervise.layout import slug
 from llamarack.version import __version__
 
 app = typer.Typer(help="Files for other programs, from a deployment file.", no_args_is_help=True)
 File = Annotated[Path, typer.Argument(help="A deployment file.")]
+NodeRank = Annotated[
+    int, typer.Option("--node-rank", min=0, help="Of a model that spans several servers: for which of them.")
+]
 
 
 class SpringAi(StrEnum):
@@ -51,9 +55,24 @@ def systemd(
     user: Annotated[str, typer.Option("--run-as", help="The user it runs as.")] = "llamarack",
     is_user_unit: Annotated[bool, typer.Option("--user", help="A unit of your own, for systemctl --user.")] = False,
     rack: Annotated[str | None, typer.Option(help="Name of the rack; default: the file's stem.")] = None,
+    node_rank: NodeRank = 0,
 ) -> None:
     """Print a systemd unit: readiness, watchdog, time to load and to drain."""
     deployment = config.load(file).deployment
+    if node_rank:
+        spread = required_spread(deployment, node_rank)
+        node = NodeUnit(
+            command=own_command(),
+            file=file.absolute(),
+            rack=rack_paths(rack or slug(file.stem)).name,
+            rank=node_rank,
+            user=None if is_user_unit else user,
+            models=tuple(model_paths(alone(deployment, spread))),
+        )
+        print(node_unit_text(node), end="")
+        for line in _unit_advice(node.name, node.user):
+            people.print(f"[dim]{escape(line)}[/]")
+        return
     unit = Unit(
         command=own_command(),
         file=file.absolute(),
@@ -64,25 +83,41 @@ def systemd(
         models=tuple(model_paths(deployment)),
     )
     print(unit_text(unit), end="")
-    for line in _unit_advice(unit):
+    for line in _unit_advice(unit.name, unit.user):
         people.print(f"[dim]{escape(line)}[/]")
+    if unit.user is not None:
+        people.print(f"[dim]sudo -u {unit.user} {unit.command[0]} status --state-dir /run/{unit.name} shows it[/]")
 
 
 @app.command("compose")
 def compose(
     file: File,
     image: Annotated[str, typer.Option(help="The image, made from a bundle.")] = f"llamarack:{__version__}",
+    node_rank: NodeRank = 0,
 ) -> None:
     """Print a Compose file: cards, volumes, health by the load's deadline, time to drain."""
     deployment = config.load(file).deployment
-    inside = contained(deployment, _weights_bytes(deployment))
+    spread = spread_of(deployment)
+    if spread is not None and spread.is_here_alone:
+        raise UsageError(
+            f"model `{spread.model.name}`: engine_args.master-addr is {spread.address}, which the other servers cannot "
+            "reach",
+            hint="engine_args: {nnodes: ..., master-addr: ADDRESS-OF-NODE-0}, an address on the network between them",
+        )
+    inside = contained(deployment, _weights_bytes(deployment), is_on_host_network=spread is not None)
     keys = deployment.gateway.api_keys_file
     owner = (keys.stat().st_uid, keys.stat().st_gid) if keys is not None and keys.stat().st_uid else None
     if keys is not None and owner is None:
         people.print(
             f"[yellow]{escape(str(keys))} belongs to root[/]; the container does not run as root: chown {USER_ID} it"
         )
-    print(compose_text(inside, image=image, owner=owner), end="")
+    if node_rank:
+        required_spread(deployment, node_rank)
+        print(compose_node_text(inside, node_rank, image=image, owner=owner), end="")
+    else:
+        print(compose_text(inside, image=image, owner=owner), end="")
+    if inside.others is not None:
+        people.print(f"[dim]this is node {node_rank} of {inside.others.count + 1}; --node-rank prints the others[/]")
     people.print("[dim]save it as compose.yaml, then: docker compose up -d[/]")
     people.print(
         "[dim]the image: llamarack bundle -o bundle, then docker build -t IMAGE bundle -f bundle/Containerfile[/]"
@@ -101,7 +136,7 @@ def kubernetes(
     """Print Kubernetes manifests: probes by the load's deadline, drain, cards, shared memory, no rights."""
     deployment = config.load(file).deployment
     cluster = Cluster(name=name, namespace=namespace, image=image, claim=claim, nodes=nodes)
-    inside = contained(deployment, _weights_bytes(deployment))
+    inside = contained(deployment, _weights_bytes(deployment), node_0=cluster.leader_address)
     print(kubernetes_text(inside, cluster, is_insecure_wanted=deployment.gateway.insecure), end="")
     people.print("[dim]save it as llamarack.yaml, then: kubectl apply -f llamarack.yaml[/]")
 
@@ -112,17 +147,16 @@ def containerfile() -> None:
     print(containerfile_text(), end="")
 
 
-def _unit_advice(unit: Unit) -> list[str]:
-    service = f"{unit.name}.service"
-    if unit.user is None:
+def _unit_advice(name: str, user: str | None) -> list[str]:
+    service = f"{name}.service"
+    if user is None:
         return [
             f"save it as ~/.config/systemd/user/{service}, then: systemctl --user enable --now {service}",
             "loginctl enable-linger keeps it running when you are not logged in",
         ]
     return [
         f"save it as /etc/systemd/system/{service}, then: systemctl enable --now {service}",
-        f"useradd --system {unit.user} makes the user; it must be able to read the models, the file and its keys",
-        f"sudo -u {unit.user} {unit.command[0]} status --state-dir /run/{unit.name} shows it",
+        f"useradd --system {user} makes the user; it must be able to read the models, the file and its keys",
     ]
 
 

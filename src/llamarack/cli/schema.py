@@ -16,6 +16,7 @@ _RECORDS = {
     "deployment": "llamarack.config",
     "event": "llamarack.supervise.journal",
     "bench": "llamarack.measure.result",
+    "tune": "llamarack.measure.tune_record",
     "soak": "llamarack.measure.soak_result",
     "verify": "llamarack.judge.verify_record",
     "compare": "llamarack.judge.compare_record",

@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import secrets
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from llamarack.cli.bench import read_key
-from llamarack.cli.serve import StateDir, rack_name
-from llamarack.errors import EngineError, UsageError
+from llamarack.cli.bench import opened, read_key, require_target
+from llamarack.cli.serve import StateDir
+from llamarack.errors import UsageError
 from llamarack.measure.client import Client
 from llamarack.measure.prompts import FromFile, load_questions
+from llamarack.measure.rack import RackSource
+from llamarack.measure.result import new_folder
 from llamarack.measure.server import ask_server
 from llamarack.measure.soak import Soak, SoakSettings, run_soak
 from llamarack.measure.soak_result import soak_result, to_json
-from llamarack.measure.target import Endpoint, Target, parse_target
-from llamarack.paths import RackPaths, make_private, rack_paths
+from llamarack.measure.target import Endpoint, Target
 from llamarack.report.soak import RESULT_NAME, print_soak, write_soak_report
-from llamarack.supervise.admin import ask
-from llamarack.supervise.rack_lock import is_running
 from llamarack.units import format_duration
 
 _EXIT_INTERRUPTED, _EXIT_TERMINATED = 130, 143
-_START_POLL_S = 0.2
-_STOP_TIMEOUT_S = 120.0
 
 
 def soak(
@@ -56,14 +48,10 @@ def soak(
 
     A FILE is served for the time unless it is running already; its memory is then watched as well.
     """
+    require_target(target)
     if hours <= 0:
         raise UsageError(f"`--hours {hours:g}` must be above 0", hint="--hours 24, or --hours 0.1 for a trial")
-    if "://" not in target and not Path(target).exists():
-        raise UsageError(
-            f"`{target}` is neither a URL nor a file that is there",
-            hint="llamarack soak rack.yaml, or http://HOST:PORT",
-        )
-    folder = new_folder(output)
+    folder = new_folder(output, kind="soak", marker=RESULT_NAME)
     options = {
         "model": model,
         "endpoint": endpoint,
@@ -87,18 +75,12 @@ async def _soak(
     options: dict[str, Any],
     json: bool,
 ) -> int:
-    people = Console(stderr=True)
-    if "://" in target:
-        return await _run(parse_target(target, api_key=key, ca_file=ca_file), None, folder, options, json, people)
-    path = Path(target)
-    async with _served(path, rack_paths(rack_name(path), state_dir), people) as paths:
-        gateway = (await ask(paths, {"op": "status"}))["gateway"]
-        url = f"{'https' if gateway['tls'] else 'http'}://{gateway['host']}:{gateway['port']}"
-        return await _run(parse_target(url, api_key=key, ca_file=ca_file), paths, folder, options, json, people)
+    async with opened(target, key, ca_file, folder, state_dir=state_dir, is_strict=False) as (server, rack):
+        return await _run(server, rack, folder, options, json, Console(stderr=True))
 
 
 async def _run(
-    target: Target, paths: RackPaths | None, folder: Path, options: dict[str, Any], json: bool, people: Console
+    target: Target, rack: RackSource | None, folder: Path, options: dict[str, Any], json: bool, people: Console
 ) -> int:
     client = Client(target)
     try:
@@ -117,10 +99,6 @@ async def _run(
         sample_s=options["sample_s"],
     )
 
-    async def read_status() -> dict[str, Any]:
-        assert paths is not None
-        return await ask(paths, {"op": "status"})
-
     received: list[int] = []
     task = asyncio.current_task()
     assert task is not None
@@ -135,7 +113,7 @@ async def _run(
     loop.add_signal_handler(signal.SIGTERM, stop, _EXIT_TERMINATED)
     people.print(f"soaks {target.url} for {format_duration(settings.duration_s)}; Ctrl-C ends it with a report")
     progress = _Progress(settings, folder, people)
-    seen = await run_soak(settings, read_status=None if paths is None else read_status, on_progress=progress.tell)
+    seen = await run_soak(settings, read_status=None if rack is None else rack.status, on_progress=progress.tell)
     while task.cancelling():
         task.uncancel()
     result = soak_result(seen, settings)
@@ -170,58 +148,3 @@ class _Progress:
             f"{result.stalls.count} pauses, {result.tokens_per_s:.1f} tokens/s",
             highlight=False,
         )
-
-
-@contextlib.asynccontextmanager
-async def _served(file: Path, paths: RackPaths, people: Console) -> AsyncIterator[RackPaths]:
-    """The running rack of this file, or one that is started for the time under the file's own rules."""
-    if is_running(paths):
-        yield paths
-        return
-    make_private(paths.folder)
-    make_private(paths.logs)
-    log = paths.log_of("serve")
-    people.print(f"serves {file} meanwhile; its output is in {log}", highlight=False, soft_wrap=True)
-    state = ["--state-dir", str(paths.folder.parent.parent)]
-    with open(log, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as out:
-        process = subprocess.Popen(  # noqa: ASYNC220 - takes 1 ms
-            [sys.executable, "-m", "llamarack", "serve", str(file), "--rack", paths.name, *state],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            start_new_session=True,  # Ctrl-C ends the load first
-        )
-    try:
-        await _until_ready(process, paths, log)
-        yield paths
-    finally:
-        process.terminate()
-        try:
-            await asyncio.to_thread(process.wait, _STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-async def _until_ready(process: subprocess.Popen[bytes], paths: RackPaths, log: Path) -> None:
-    while process.poll() is None:
-        with contextlib.suppress(EngineError):
-            record = await ask(paths, {"op": "status"}, timeout_s=5.0)
-            states = [replica["state"] for model in record["models"] for replica in model["replicas"]]
-            if "ready" in states and all(state in {"ready", "failed"} for state in states):
-                return
-        await asyncio.sleep(_START_POLL_S)
-    text = log.read_text(errors="replace").strip()
-    raise EngineError(f"the rack ended with exit code {process.returncode}\n{text}", hint=f"read {log}")
-
-
-def new_folder(folder: Path | None) -> Path:
-    """Made here; one that holds a soak already is refused."""
-    folder = folder or Path(time.strftime("soak-%Y%m%d-%H%M%S", time.gmtime()))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"`-o {folder}`: {error.strerror}", hint="-o DIR that can be written") from error
-    if (folder / RESULT_NAME).exists():
-        raise UsageError(f"`-o {folder}` holds a soak already", hint="-o with a new folder")
-    return folder

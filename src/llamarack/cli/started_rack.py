@@ -70,11 +70,13 @@ async def started_rack(
     folder: Path | None = None,
     on_entry: Callable[[Entry], None] = lambda _: None,
     start_timeout_s: float = _START_TIMEOUT_S,
+    is_strict: bool = True,
 ) -> AsyncIterator[StartedRack]:
     """Starts every model of `deployment` on a free loopback port, without TLS; on leaving, no process is left.
 
     What runs is what the file says or nothing: an engine that fails is not started again and no smaller setting is
-    tried. `folder`: state and logs are kept there; without it they are temporary and stay only after a failed start.
+    tried. Not `is_strict`: the file's own rules keep it running. `folder`: state and logs are kept there; without it
+    they are temporary and stay only after a failed start.
     `on_entry` sees the rack's journal as it happens.
 
     Raises what `serve` would, with its sentence, hint and exit code: ConfigError, ModelError, HardwareError,
@@ -83,7 +85,7 @@ async def started_rack(
     home = make_private(folder.absolute()) if folder else Path(tempfile.mkdtemp(prefix="llamarack-"))
     is_started = is_explained = False
     try:
-        private, api_key = _own_settings(deployment, home)
+        private, api_key = _own_settings(deployment, home, is_strict=is_strict)
         (home / _FILE).write_text(config.to_yaml(private), encoding="utf-8")
         paths = rack_paths(_NAME, home)
         process = await _spawn(home)
@@ -107,7 +109,7 @@ async def started_rack(
             shutil.rmtree(home, ignore_errors=True)
 
 
-def _own_settings(deployment: Deployment, home: Path) -> tuple[Deployment, str | None]:
+def _own_settings(deployment: Deployment, home: Path, *, is_strict: bool) -> tuple[Deployment, str | None]:
     """The deployment as it is started here, and a key that opens it if it asks for keys."""
     key, keys_file = None, None
     if deployment.gateway.api_keys_file is not None:
@@ -125,13 +127,13 @@ def _own_settings(deployment: Deployment, home: Path) -> tuple[Deployment, str |
         }
     )
     supervise = deployment.supervise.model_copy(
-        update={
-            "restarts": deployment.supervise.restarts.model_copy(update={"max": 0}),
-            "drain_s": min(deployment.supervise.drain_s, _DRAIN_S),
-            "webhook": None,
-        }
+        update={"drain_s": min(deployment.supervise.drain_s, _DRAIN_S), "webhook": None}
     )
-    models = [model.model_copy(update={"on_out_of_memory": "fail"}) for model in deployment.models]
+    models = deployment.models
+    if is_strict:
+        restarts = deployment.supervise.restarts.model_copy(update={"max": 0})
+        supervise = supervise.model_copy(update={"restarts": restarts})
+        models = [model.model_copy(update={"on_out_of_memory": "fail"}) for model in models]
     return deployment.model_copy(update={"models": models, "gateway": gateway, "supervise": supervise}), key
 
 

@@ -29,8 +29,9 @@ from llamarack.judge.passes import (
     collect_reference,
     collect_restarted,
 )
-from llamarack.judge.verdict import Bounds, Verdict, VerifyResult, judge
+from llamarack.judge.verdict import judge
 from llamarack.judge.verify_record import RESULT_NAME, to_json, write_result
+from llamarack.judge.verify_result import Bounds, Verdict, VerifyResult
 from llamarack.judge.weights import compare_files
 from llamarack.measure.client import Client
 from llamarack.measure.prompts import load_questions
@@ -137,16 +138,22 @@ async def run_verify(
     if folder is not None:
         save(theirs, folder / CANDIDATE_NAME)
     _require_like(ours, theirs)
-    first = judge(ours, theirs, bounds=Bounds(), finished_unix_s=time.time())
+    result = await judged(ours, theirs)
+    if folder is not None:
+        write_result(result, folder / RESULT_NAME)
+        write_verify_report(result, folder)
+    return result
+
+
+async def judged(ours: Collection, theirs: Collection) -> VerifyResult:
+    """With the model files compared too, where the answers differ and both files lie here."""
+    result = judge(ours, theirs, bounds=Bounds(), finished_unix_s=time.time())
     files = (ours.side.facts.model_path, theirs.side.facts.model_path)
-    if first.verdict in (Verdict.DRIFT, Verdict.BROKEN) and files[0] and files[1] and files[0] != files[1]:
+    if result.verdict in (Verdict.DRIFT, Verdict.BROKEN) and files[0] and files[1] and files[0] != files[1]:
         people.print("[dim]they differ: comparing the model files[/]")
         causes = await asyncio.to_thread(compare_files, Path(files[0]), Path(files[1]))
-        first = judge(ours, theirs, bounds=Bounds(), file_causes=causes, finished_unix_s=time.time())
-    if folder is not None:
-        write_result(first, folder / RESULT_NAME)
-        write_verify_report(first, folder)
-    return first
+        result = judge(ours, theirs, bounds=Bounds(), file_causes=causes, finished_unix_s=time.time())
+    return result
 
 
 class Sides:

@@ -18,7 +18,7 @@ from llamarack.judge.bench_run import BenchRun, Difference, is_interleaved, unli
 from llamarack.judge.facts import differences
 from llamarack.judge.gates import HIGHER_IS_BETTER, Gate, Gates
 from llamarack.judge.interval import MIN_REPEATS, Effect, effect_of
-from llamarack.judge.verdict import VerifyResult
+from llamarack.judge.verify_result import VerifyResult
 from llamarack.measure.distribution import Interval
 
 SCHEMA_VERSION = 1

@@ -9,7 +9,7 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from llamarack.errors import UsageError
-from llamarack.judge.verdict import VerifyResult
+from llamarack.judge.verify_result import VerifyResult
 
 RESULT_NAME = "verify.json"
 

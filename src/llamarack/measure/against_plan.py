@@ -40,8 +40,7 @@ class Planned:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRun:
     """What ran, as the plan sees it. `device`: cards or processor, as calibration names it. `points`: one per level,
-    None where nothing can be predicted. `is_burst`: the plan's first-token times are those of requests that come all
-    at once. `lesson`: what this run teaches, None where no valid level does.
+    None where nothing can be predicted. `lesson`: what this run teaches, None where no valid level does.
     """
 
     engine: str
@@ -52,7 +51,6 @@ class PlannedRun:
     sequences: int
     memory_bandwidth_bytes_per_s: float | None
     flop_per_s: float | None
-    is_burst: bool
     points: tuple[Planned | None, ...]
     lesson: Calibration | None
     notes: tuple[str, ...] = ()
@@ -81,59 +79,98 @@ def against_plan(
     group = planned_group(model, record)
     if group is None:
         return None
-    version = engine_version(group)
-    shape = shape_of(spec)
-    slots = group.limits.sequences * group.replicas
-
-    def predicted(load: Load | None, known: Sequence[Calibration]) -> Candidate | None:
-        if load is None:
-            return None
-        try:
-            return plan_group(
-                spec, group, machine, model_name=name, engine_version=version, load=load, calibrations=known
-            )
-        except LlamarackError:
-            return None
-
-    loads = [_load(point, group, slots) for point in points]
-    found = [(load, predicted(load, calibrations), predicted(load, ())) for load in loads]
-    cards = group.gpu_lists() or [[]]
-    names = {card.name for card in machine.cards if card.uuid in cards[0] or card.index in cards[0]}
-    device = " + ".join(sorted(names)) or machine.host.processor or "processor"
-    num_devices = max(len(cards[0]), 1)
-    bandwidth, flop_per_s = device_limits(machine, cards[0])
-    rows = tuple(
-        None
-        if load is None or with_lessons is None or plain is None
-        else Planned(
-            concurrency=load.concurrency,
-            compared=_compared(point, with_lessons, slots),
-            plain=_compared(point, plain, slots),
-            limit=limit_reached(
-                point,
-                replicas=group.replicas,
-                weights_bytes=round(shape.decode_bytes / num_devices),
-                kv_bytes_per_token=kv_bytes_per_token(shape, group.engine, plain.kv_dtype) / num_devices,
-                flop_per_token=2.0 * shape.decode_parameters / num_devices,
-                bandwidth_bytes_per_s=bandwidth,
-                flop_per_s=flop_per_s,
-            ),
-        )
-        for point, (load, with_lessons, plain) in zip(points, found, strict=True)
-    )
+    ran = _ran(name, group, spec, machine)
+    rows = tuple(_planned(ran, point, calibrations) for point in points)
     return PlannedRun(
         engine=group.engine,
-        engine_version=version,
-        device=device,
-        devices=num_devices * group.replicas,
+        engine_version=ran.version,
+        device=ran.device,
+        devices=ran.num_devices * group.replicas,
         replicas=group.replicas,
         sequences=group.limits.sequences,
-        memory_bandwidth_bytes_per_s=bandwidth,
-        flop_per_s=flop_per_s,
-        is_burst=bool(cards[0]),
+        memory_bandwidth_bytes_per_s=ran.bandwidth_bytes_per_s,
+        flop_per_s=ran.flop_per_s,
         points=rows,
-        lesson=_lesson(points, rows, group.engine, version, device, shape),
+        lesson=_lesson(points, rows, ran),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ran:
+    """What every level ran on. `num_devices`: of one replica; limits: of one of them."""
+
+    name: str
+    group: Group
+    spec: ModelSpec
+    shape: ModelShape
+    machine: Machine
+    version: str | None
+    device: str
+    num_devices: int
+    bandwidth_bytes_per_s: float | None
+    flop_per_s: float | None
+
+    @property
+    def slots(self) -> int:
+        return self.group.limits.sequences * self.group.replicas
+
+
+def _ran(name: str, group: Group, spec: ModelSpec, machine: Machine) -> _Ran:
+    cards = (group.gpu_lists() or [[]])[0]
+    names = {card.name for card in machine.cards if card.uuid in cards or card.index in cards}
+    bandwidth, flop_per_s = device_limits(machine, cards)
+    return _Ran(
+        name=name,
+        group=group,
+        spec=spec,
+        shape=shape_of(spec),
+        machine=machine,
+        version=engine_version(group),
+        device=" + ".join(sorted(names)) or machine.host.processor or "processor",
+        num_devices=max(len(cards), 1),
+        bandwidth_bytes_per_s=bandwidth,
+        flop_per_s=flop_per_s,
+    )
+
+
+def _planned(ran: _Ran, point: PointResult, calibrations: Sequence[Calibration]) -> Planned | None:
+    """One level with and without what earlier runs taught; None where nothing can be predicted."""
+    load = _load(point, ran.group, ran.slots)
+    if load is None:
+        return None
+    with_lessons, plain = _predicted(ran, load, calibrations), _predicted(ran, load, ())
+    if with_lessons is None or plain is None:
+        return None
+    limit = limit_reached(
+        point,
+        replicas=ran.group.replicas,
+        weights_bytes=round(ran.shape.decode_bytes / ran.num_devices),
+        kv_bytes_per_token=kv_bytes_per_token(ran.shape, ran.group.engine, plain.kv_dtype) / ran.num_devices,
+        flop_per_token=2.0 * ran.shape.decode_parameters / ran.num_devices,
+        bandwidth_bytes_per_s=ran.bandwidth_bytes_per_s,
+        flop_per_s=ran.flop_per_s,
+    )
+    return Planned(
+        concurrency=load.concurrency,
+        compared=_compared(point, with_lessons, ran.slots),
+        plain=_compared(point, plain, ran.slots),
+        limit=limit,
+    )
+
+
+def _predicted(ran: _Ran, load: Load, known: Sequence[Calibration]) -> Candidate | None:
+    try:
+        return plan_group(
+            ran.spec,
+            ran.group,
+            ran.machine,
+            model_name=ran.name,
+            engine_version=ran.version,
+            load=load,
+            calibrations=known,
+        )
+    except LlamarackError:
+        return None
 
 
 def _load(point: PointResult, group: Group, slots: int) -> Load | None:
@@ -160,28 +197,21 @@ def _compared(point: PointResult, candidate: Candidate, slots: int) -> tuple[Com
     return tuple(each for each in compared if each.name != "first_token_s")
 
 
-def _lesson(
-    points: Sequence[PointResult],
-    rows: Sequence[Planned | None],
-    engine: str,
-    version: str | None,
-    device: str,
-    shape: ModelShape,
-) -> Calibration | None:
-    """Mean factor, on the logarithm, of the valid levels. First-token times teach only where one runs at a time: with
-    more the plan's burst waits otherwise than a steady load.
+def _lesson(points: Sequence[PointResult], rows: Sequence[Planned | None], ran: _Ran) -> Calibration | None:
+    """Mean factor, on the logarithm, of the valid levels. First-token times teach only where one runs at a time: how
+    the prompts of several fall together is chance.
     """
     kept = [row for point, row in zip(points, rows, strict=True) if row is not None and point.valid]
     steps, firsts = _factors(kept, "per_token_s"), _factors([r for r in kept if r.concurrency == 1], "first_token_s")
     if not steps:
         return None
     return Calibration(
-        card=device,
-        engine=engine,
-        engine_version=version or "unknown",
+        card=ran.device,
+        engine=ran.group.engine,
+        engine_version=ran.version or "unknown",
         per_token_factor=_mean(steps),
         first_token_factor=_mean(firsts) if firsts else 1.0,
-        decode_bytes=shape.decode_bytes,
+        decode_bytes=ran.shape.decode_bytes,
         measured_unix_s=int(time.time()),
         levels=len(kept),
     )

@@ -28,6 +28,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     # vLLM with --enable-mfu-metrics: its own estimate of the work of one card (vllm/v1/metrics/perf.py).
     "estimated_flop": ("vllm:estimated_flops_per_gpu_total", "vllm:estimated_flops_per_gpu"),
     "estimated_read_bytes": ("vllm:estimated_read_bytes_per_gpu_total", "vllm:estimated_read_bytes_per_gpu"),
+    "estimated_write_bytes": ("vllm:estimated_write_bytes_per_gpu_total", "vllm:estimated_write_bytes_per_gpu"),
     "output_tokens": ("vllm:generation_tokens_total", "vllm:generation_tokens", "llamacpp:tokens_predicted_total"),
 }
 
@@ -45,6 +46,7 @@ class CounterSample:
     output_tokens: float | None
     estimated_flop: float | None = None
     estimated_read_bytes: float | None = None
+    estimated_write_bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,7 @@ class ServerCounters:
     output_tokens: float | None
     estimated_flop_per_s: float | None = None
     estimated_read_bytes_per_s: float | None = None
+    estimated_write_bytes_per_s: float | None = None
 
 
 def parse_counters(text: str, at_monotonic_ns: int) -> CounterSample | None:
@@ -115,6 +118,7 @@ def summarize_counters(samples: Sequence[CounterSample]) -> ServerCounters | Non
         output_tokens=increase("output_tokens"),
         estimated_flop_per_s=rate("estimated_flop"),
         estimated_read_bytes_per_s=rate("estimated_read_bytes"),
+        estimated_write_bytes_per_s=rate("estimated_write_bytes"),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llamarack.measure.counters import ServerCounters
 from llamarack.measure.point import PointResult
 from llamarack.plan.record import Candidate
 
@@ -33,8 +34,8 @@ class LimitReached:
 
 
 def compare_with_plan(point: PointResult, candidate: Candidate) -> tuple[Compared, ...]:
-    """Medians against the plan's speeds, which hold for the load that it was made for."""
-    predicted = candidate.predicted
+    """Medians against the plan's speeds for a closed loop, which hold for the load that it was made for."""
+    predicted = candidate.closed_loop
     pairs = (
         ("first_token_s", predicted.first_token_s, point.metrics.ttft_s.p50),
         ("per_token_s", predicted.per_token_s, point.metrics.per_token_s.p50),
@@ -89,13 +90,20 @@ def _counted(
 ) -> LimitReached | None:
     """Counters are summed over replicas. None where a repeat lacks them: a mean over some would be of other loads."""
     servers = [repeat.server for repeat in point.repeats]
-    read = [server.estimated_read_bytes_per_s if server else None for server in servers]
+    moved = [_moved_bytes_per_s(server) for server in servers]
     flop = [server.estimated_flop_per_s if server else None for server in servers]
-    if not servers or None in read or None in flop:
+    if not servers or None in moved or None in flop:
         return None
-    mean_read, mean_flop = (sum(v for v in values if v) / len(values) / replicas for values in (read, flop))
+    mean_moved, mean_flop = (sum(v for v in values if v) / len(values) / replicas for values in (moved, flop))
     return LimitReached(
-        memory_bandwidth_fraction=mean_read / bandwidth_bytes_per_s if bandwidth_bytes_per_s else None,
+        memory_bandwidth_fraction=mean_moved / bandwidth_bytes_per_s if bandwidth_bytes_per_s else None,
         arithmetic_fraction=mean_flop / flop_per_s if flop_per_s else None,
         is_counted_by_engine=True,
     )
+
+
+def _moved_bytes_per_s(server: ServerCounters | None) -> float | None:
+    """Read and written, as vLLM's own notes add them up."""
+    if server is None or server.estimated_read_bytes_per_s is None:
+        return None
+    return server.estimated_read_bytes_per_s + (server.estimated_write_bytes_per_s or 0.0)

@@ -148,13 +148,15 @@ def read_records(path: Path, *, offset: int = 0) -> Iterable[RequestRecord]:
                 yield from_json_line(line)
 
 
-def new_folder(folder: Path | None) -> Path:
-    """Made here; a folder that holds a run already is refused, so that no run mixes with another."""
-    folder = folder or Path(time.strftime("bench-%Y%m%d-%H%M%S", time.gmtime()))
+def new_folder(folder: Path | None, *, kind: str = "bench", marker: str = RECORDS_NAME) -> Path:
+    """Made here; a folder that holds `marker`, hence a run, is refused, so that no run mixes with another. None: a
+    folder of this moment's name.
+    """
+    folder = folder or Path(time.strftime(f"{kind}-%Y%m%d-%H%M%S", time.gmtime()))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"`-o {folder}`: {error.strerror}", hint="-o DIR that can be written") from error
-    if (folder / RECORDS_NAME).exists():
+        raise UsageError(f"`{folder}`: {error.strerror}", hint="-o DIR that can be written") from error
+    if (folder / marker).exists():
         raise UsageError(f"`-o {folder}` holds a run already", hint="-o with a new folder")
     return folder

@@ -35,6 +35,7 @@ class Settings:
     endpoint: Endpoint = Endpoint.CHAT
     arrivals: Arrivals = Arrivals.POISSON
     requests: int | None = None
+    requests_per_slot: int = REQUESTS_PER_SLOT
     duration_s: float | None = None
     repeats: int = 1
     prompts: str | None = None
@@ -53,7 +54,7 @@ class Settings:
 def num_requests(settings: Settings, level: Level) -> int:
     if settings.requests is not None:
         return settings.requests
-    return max(MIN_REQUESTS, REQUESTS_PER_SLOT * level.concurrency if level.concurrency is not None else MIN_REQUESTS)
+    return max(MIN_REQUESTS, settings.requests_per_slot * (level.concurrency or 0))
 
 
 def num_workers(settings: Settings, level: Level) -> int:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llamarack.config import Deployment
-from llamarack.errors import DoesNotFit, EngineError, InvalidRun, UsageError
+from llamarack.errors import ConfigError, DoesNotFit, EngineError, HardwareError, InvalidRun
+from llamarack.measure.point import PointResult
 from llamarack.measure.rack import RackSource
 from llamarack.measure.result import BenchResult
 from llamarack.measure.run import Step, run_bench
 from llamarack.measure.settings import Settings
 from llamarack.measure.target import Target
-from llamarack.measure.tune import MeasureTrial, Outcome, Space, Trial, outcome_of, with_trial
+from llamarack.measure.tune import LevelSeen, MeasureTrial, Outcome, Trial
+from llamarack.measure.tune_space import Subject, deployment_of
 
-# This project's own bound on the length of the search; a batch cannot be longer than the context in any case.
-MAX_BATCH_TOKENS = 16384
-MAX_SEQUENCES_FACTOR = 8  # of the file's
+REQUESTS_PER_SLOT = 4  # goodput needs no tail quantile, and there are many trials
+_QUEUED_PER_SLOT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,34 +35,22 @@ class Rack:
     memory_fraction: Callable[[], Awaitable[float | None]]
 
 
-StartRack = Callable[[Deployment], AbstractAsyncContextManager[Rack]]
+# The folder is for its logs.
+StartRack = Callable[[Deployment, Path], AbstractAsyncContextManager[Rack]]
 
 
-def space_of(deployment: Deployment, model: str) -> Space:
-    """Of the model's first group, whose limits the trials set in all its groups."""
-    limits = next(each for each in deployment.models if each.name == model).groups[0].limits
-    return Space(
-        sequences=limits.sequences,
-        max_batch_tokens=min(MAX_BATCH_TOKENS, limits.context_tokens),
-        max_sequences=limits.sequences * MAX_SEQUENCES_FACTOR,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """Whoever is told what happens on the way."""
+
+    on_step: Callable[[Trial, Step], None] = lambda _trial, _step: None
+    on_result: Callable[[BenchResult, Path], object] = lambda _result, _folder: None
 
 
-def only_model(deployment: Deployment, model: str | None) -> str:
-    """Raises UsageError where it must be named."""
-    names = [each.name for each in deployment.models]
-    if model is None and len(names) == 1:
-        return names[0]
-    if model not in names:
-        asked = "one must be chosen" if model is None else f"`{model}` is not among them"
-        raise UsageError(f"the file has the models {', '.join(names)}; {asked}", hint=f"--model {names[0]}")
-    return model
-
-
-def measuring(
-    deployment: Deployment, model: str, start: StartRack, settings: Settings, on_step: Callable[[Trial, Step], None]
-) -> MeasureTrial:
-    """`settings.target` and `settings.folder` are set per trial: `trial-N` under the folder given."""
+def measuring(subject: Subject, start: StartRack, settings: Settings, listening: Listening) -> MeasureTrial:
+    """`settings.target` and `settings.folder` are set per trial: `trial-N` under the folder given. A trial none of
+    whose levels is valid is loaded a second time as it runs, since a busy moment of the machine proves nothing.
+    """
     count = 0
 
     async def measure(trial: Trial) -> Outcome:
@@ -67,25 +58,90 @@ def measuring(
         count += 1
         folder = settings.folder / f"trial-{count}"
         folder.mkdir(parents=True)
+        started_s = time.monotonic()
+        deployment = admitting(deployment_of(subject, trial), settings)
         try:
-            async with start(with_trial(deployment, trial, model=model)) as rack:
-                own = replace(settings, target=rack.target, rack=rack.source, folder=folder, model=model)
-                result = await _bench(own, trial, on_step)
+            async with start(deployment, folder / "rack") as rack:
+                own = replace(settings, target=rack.target, rack=rack.source, folder=folder, model=subject.model)
+                result = await _bench(own, trial, listening)
+                if not any(point.valid for point in result.points):
+                    again = folder / "again"
+                    again.mkdir()
+                    result = await _bench(replace(own, folder=again), trial, listening)
                 memory_fraction = await rack.memory_fraction()
-        except (EngineError, DoesNotFit, InvalidRun) as error:
-            return Outcome(trial=trial, goodput_per_s=None, memory_fraction=None, reason=error.message)
-        return outcome_of(trial, result.points[0], memory_fraction)
+        except (EngineError, DoesNotFit, HardwareError, ConfigError, InvalidRun) as error:
+            reason = error.message.splitlines()[0]
+            took_s = time.monotonic() - started_s
+            return Outcome(trial=trial, goodput_per_s=None, is_full=True, reason=reason, took_s=took_s)
+        ceiling = subject.weights[trial.weights].memory_ceiling_fraction
+        outcome = outcome_of(trial, result.points, memory_fraction, ceiling)
+        return replace(outcome, took_s=time.monotonic() - started_s)
 
     return measure
 
 
-async def _bench(settings: Settings, trial: Trial, on_step: Callable[[Trial, Step], None]) -> BenchResult:
-    result = await run_bench(settings, lambda step: on_step(trial, step))
+async def _bench(settings: Settings, trial: Trial, listening: Listening) -> BenchResult:
+    result = await run_bench(settings, lambda step: listening.on_step(trial, step))
+    listening.on_result(result, settings.folder)
     if result.is_interrupted:
-        raise KeyboardInterrupt
+        raise asyncio.CancelledError
     return result
 
 
+def admitting(deployment: Deployment, settings: Settings) -> Deployment:
+    """The door turns nobody away while settings are compared: what waits too long breaks its promise all the same."""
+    most = max(level.concurrency or 0 for level in settings.levels)
+    queued = max(deployment.gateway.max_queue_requests, _QUEUED_PER_SLOT * most)
+    patient = {
+        "max_queue_requests": queued,
+        "max_queue_tokens": None,
+        "max_queue_s": max(deployment.gateway.max_queue_s, settings.timeout_s),
+    }
+    return deployment.model_copy(update={"gateway": deployment.gateway.model_copy(update=patient)})
+
+
+def outcome_of(
+    trial: Trial, points: Sequence[PointResult], memory_fraction: float | None, ceiling_fraction: float | None
+) -> Outcome:
+    """The level with the most goodput speaks for the trial. An invalid level proves nothing."""
+    levels = tuple(map(_level_seen, points))
+    valid = [index for index, level in enumerate(levels) if level.goodput_per_s is not None]
+    best = max(valid, key=lambda index: levels[index].goodput_per_s or 0.0, default=None)
+    reason = None
+    if best is None:
+        reasons = dict.fromkeys(text for level in levels for text in level.invalid_reasons)
+        reason = "; ".join(reasons) or "goodput is not known"
+    is_full = ceiling_fraction is not None and memory_fraction is not None and memory_fraction > ceiling_fraction
+    if is_full and reason is None:
+        reason = f"over {ceiling_fraction:.0%} of the fullest card"
+    return Outcome(
+        trial=trial,
+        goodput_per_s=None if best is None else levels[best].goodput_per_s,
+        memory_fraction=memory_fraction,
+        is_full=is_full,
+        reason=reason,
+        levels=levels,
+        best_level=best,
+    )
+
+
+def _level_seen(point: PointResult) -> LevelSeen:
+    is_open = point.rate_per_s is not None
+    metrics = point.metrics
+    first = metrics.ttft_from_scheduled_s if is_open else metrics.ttft_s
+    return LevelSeen(
+        concurrency=point.concurrency,
+        rate_per_s=point.rate_per_s,
+        goodput_per_s=point.goodput_requests_per_s if point.valid else None,
+        kept_fraction=None if point.goodput is None else point.goodput.attainment_fraction,
+        first_token_p50_s=first.p50,
+        per_token_p50_s=metrics.per_token_s.p50,
+        output_tokens_per_s=point.output_tokens_per_s,
+        invalid_reasons=point.invalid_reasons,
+    )
+
+
 def tuned_path(file: Path) -> Path:
-    """Beside the file; the file itself is never overwritten."""
-    return file.with_name(f"{file.stem}.tuned{file.suffix}")
+    """Beside the file or the model; the file itself is never overwritten."""
+    suffix = file.suffix if file.suffix in {".yaml", ".yml"} else ".yaml"
+    return file.with_name(f"{file.stem}.tuned{suffix}")

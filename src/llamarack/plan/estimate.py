@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -16,7 +16,7 @@ from llamarack.plan.nodes import node_of
 from llamarack.plan.record import Candidate, Load, Predicted
 from llamarack.plan.replica import ReplicaPlan
 from llamarack.plan.shape import ModelShape
-from llamarack.plan.speed import Placed, calibrated, kv_element_bytes, predict
+from llamarack.plan.speed import Placed, calibrated, kv_element_bytes, predict, predict_closed_loop
 from llamarack.plan.vllm_shard import stage_layers
 
 Replicas = tuple[tuple[Card, ...], ...]
@@ -95,7 +95,8 @@ def _candidate(
         threads=_threads(limits.threads, setting.machine, len(plans)),
         max_sequences=shown.max_sequences,
         max_context_tokens=shown.max_context_tokens,
-        predicted=_speed(setting, group, replicas, plans),
+        predicted=_speed(setting, group, replicas, plans, predict),
+        closed_loop=_speed(setting, group, replicas, plans, predict_closed_loop),
         kv_cache_bytes=shown.kv_cache_bytes,
         gpu_memory_fraction=shown.gpu_memory_fraction,
         kv_unified=limits.kv_unified,
@@ -113,7 +114,12 @@ def _threads(asked: int | Literal["auto"], machine: Machine, replicas: int) -> i
     return max(1, machine.host.cores_usable // replicas) if asked == "auto" else asked
 
 
-def _speed(setting: Setting, group: Group, replicas: Replicas, plans: list[ReplicaPlan]) -> Predicted:
+_Predict = Callable[[ModelShape, Placed, Load, float], Predicted]
+
+
+def _speed(
+    setting: Setting, group: Group, replicas: Replicas, plans: list[ReplicaPlan], predict_one: _Predict
+) -> Predicted:
     """Of all replicas together: rates add up, times are the slowest replica's. With fewer sequences than replicas
     some stand idle.
     """
@@ -138,7 +144,7 @@ def _speed(setting: Setting, group: Group, replicas: Replicas, plans: list[Repli
                 kv_element_bytes=kv_element_bytes(group.engine, plan.kv_dtype),
                 engine_version=setting.engine_version,
             )
-            speed = predict(setting.shape, placed, setting.load, max(setting.load.concurrency / len(plans), 1.0))
+            speed = predict_one(setting.shape, placed, setting.load, max(setting.load.concurrency / len(plans), 1.0))
             each[key] = calibrated(speed, _calibration(setting, group.engine, cards))
         found.append(each[key])
     busy = setting.load.concurrency / len(plans)

@@ -72,7 +72,9 @@ class Load:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """One legal or rejected way to run the model. `cards`: all cards of one replica, in the engine's order;
-    `replica_cards`: the card indices of every replica. `tensor_split`: share per card, sums to 1.
+    `replica_cards`: the card indices of every replica. `tensor_split`: share per card, sums to 1. `predicted`: of a
+    burst, in which all requests arrive at once; `closed_loop`: once each client sends its next request when the last
+    one is answered, which is what `bench` measures.
     """
 
     engine: str
@@ -94,6 +96,7 @@ class Candidate:
     max_sequences: int | None
     max_context_tokens: int | None
     predicted: Predicted
+    closed_loop: Predicted
     kv_cache_bytes: int | None = None  # per card, vllm
     gpu_memory_fraction: float | None = None  # vllm
     kv_unified: bool = False  # llamacpp

@@ -12,7 +12,7 @@ from llamarack.plan.record import CPU_INDEX, Candidate
 from llamarack.plan.reference import Dimensions, gguf_spec, safetensors_spec
 from llamarack.plan.shape import ModelShape, shape_of
 from llamarack.plan.speed import lengths
-from llamarack.units import GIB, format_bytes, format_count, format_rate
+from llamarack.units import GIB, format_bytes, format_count, format_duration, format_rate
 
 _FEW, _MANY = 1, 64  # concurrencies at which engines are compared
 _COARSER_GGUF = ("Q8_0", "Q4_K_M")
@@ -30,6 +30,13 @@ def remarks(question: Question, ranked: tuple[Candidate, ...]) -> tuple[str, ...
         f"{format_count(best.context_tokens)} tokens, or {format_count(best.max_context_tokens)} tokens at "
         f"{format_count(best.sequences * best.replicas)} sequences",
     ]
+    steady = best.closed_loop
+    if steady != best.predicted and steady.per_token_s is not None:
+        notes.insert(
+            1,
+            f"as `bench` drives it, the next request when one is answered: {format_rate(steady.tokens_per_s)}, "
+            f"{format_duration(steady.per_token_s)} per token, {format_duration(steady.first_token_s)} to the first",
+        )
     smallest = smallest_cards(question, (1,)) if question.machine.cards else None
     if smallest is not None:
         notes.append(f"the smallest single card that carries this load: {smallest}")

@@ -1,8 +1,9 @@
 """How fast a placement will be: a roofline by matrix shape, measured all-reduce times, fixed times of the engine. Pure.
 
 A matrix takes the longer of its bytes and its arithmetic at the shares a large matrix reaches, plus a fixed time per
-kernel: small matrices are therefore less efficient, as the measured tables show. The load is a burst: all requests
-arrive at once, and first-token time is the median one's.
+kernel: small matrices are therefore less efficient, as the measured tables show. Two loads are known: a burst, in
+which all requests arrive at once and first-token time is the median one's, and a closed loop, in which each client
+sends its next request when the last is answered.
 """
 
 from __future__ import annotations
@@ -55,6 +56,9 @@ class EngineTimes:
     request_us: float
     first_fixed_ms: float
     first_request_ms: float
+    clump: float
+    closed_fixed_ms: float
+    closed_request_ms: float
 
 
 def predict(shape: ModelShape, placed: Placed, load: Load, streams: float) -> Predicted:
@@ -66,10 +70,36 @@ def predict(shape: ModelShape, placed: Placed, load: Load, streams: float) -> Pr
     prompt, output = lengths(load)
     step = decode_step_s(shape, placed, times, streams, prompt + output / 2)
     first = _first_token_s(shape, placed, times, streams, prompt)
+    return _predicted(first, step, streams, output)
+
+
+def predict_closed_loop(shape: ModelShape, placed: Placed, load: Load, streams: float) -> Predicted:
+    """The same, once each of `streams` clients sends its next request when the last one is answered.
+
+    Requests of equal length end together and come back together: `clump` is the share of the other streams whose
+    prompts are computed with one's own. In a steady state each stream's tokens wait for the prompts of all the others,
+    one each in the time of a whole answer.
+    """
+    times = engine_times(placed.engine, placed.engine_version)
+    rates = [_rates(card) for cards, _ in placed.stages for card in cards]
+    if times is None or not rates or None in rates:
+        return Predicted(first_token_s=None, per_token_s=None, tokens_per_s=None)
+    prompt, output = lengths(load)
+    decode = decode_step_s(shape, placed, times, streams, prompt + output / 2)
+    together = 1 + times.clump * (streams - 1)
+    prefill = _prefill_s(shape, placed, times, together, prompt)
+    # llama.cpp computes prompts between two steps, and one that has begun must end first.
+    waited = decode if placed.engine == "llamacpp" and streams > 1 else 0.0
+    host = times.closed_fixed_ms * 1e-3 + (streams - 1) * times.closed_request_ms * 1e-3
+    step = decode + (streams - 1) / output * prefill / together
+    return _predicted(waited + prefill + host, step, streams, output)
+
+
+def _predicted(first_s: float, step_s: float, streams: float, output: int) -> Predicted:
     return Predicted(
-        first_token_s=first,
-        per_token_s=step,
-        tokens_per_s=streams * output / (first + max(output - 1, 0) * step),
+        first_token_s=first_s,
+        per_token_s=step_s,
+        tokens_per_s=streams * output / (first_s + max(output - 1, 0) * step_s),
     )
 
 
@@ -105,18 +135,23 @@ def decode_step_s(shape: ModelShape, placed: Placed, times: EngineTimes, streams
     return cycle + times.step_us * 1e-6 + streams * times.request_us * 1e-6
 
 
-def _first_token_s(shape: ModelShape, placed: Placed, times: EngineTimes, streams: float, prompt: int) -> float:
-    """The median request's: half of the chunks that all prompts make, then what each arrival costs the host."""
-    tokens = streams * prompt
-    chunks = ceil(tokens / placed.batch_tokens)
-    waited = ceil(chunks / 2)
+def _prefill_s(shape: ModelShape, placed: Placed, times: EngineTimes, prompts: float, prompt: int) -> float:
+    """Prompts of `prompt` tokens each, together, in chunks of a batch."""
+    tokens = prompts * prompt
     chunk = min(tokens, placed.batch_tokens)
     one = sum(
         _stage_s(shape, placed, times, stage, tokens=chunk, streams=chunk / prompt, context=prompt / 2)
         for stage in range(len(placed.stages))
     )
+    return tokens / chunk * (one + times.step_us * 1e-6)
+
+
+def _first_token_s(shape: ModelShape, placed: Placed, times: EngineTimes, streams: float, prompt: int) -> float:
+    """The median request's: half of the chunks that all prompts make, then what each arrival costs the host."""
+    chunks = ceil(streams * prompt / placed.batch_tokens)
+    chunk_s = _prefill_s(shape, placed, times, min(streams, placed.batch_tokens / prompt), prompt)
     host = times.first_fixed_ms * 1e-3 + (streams - 1) * times.first_request_ms * 1e-3
-    return waited * (one + times.step_us * 1e-6) + host
+    return ceil(chunks / 2) * chunk_s + host
 
 
 def _stage_s(
@@ -179,7 +214,7 @@ def _head_s(shape: ModelShape, times: EngineTimes, card: Card, degree: int, rows
 
 
 def _matrix_s(engine: str, rates: _Card, times: EngineTimes, weights: float, weight_bytes: float, rows: float) -> float:
-    arithmetic, unpack = rates.arithmetic, 0.0
+    arithmetic, unpack, slowdown = rates.arithmetic, 0.0, 1.0
     bits = weight_bytes * 8
     if engine == "llamacpp":
         constants = data_file("speed.yaml")
@@ -187,7 +222,10 @@ def _matrix_s(engine: str, rates: _Card, times: EngineTimes, weights: float, wei
         if bits < _QUANTIZED_PREFILL_BITS:
             arithmetic *= constants["llamacpp_arithmetic"]["quantized_factor"]
             unpack = weights * constants["unpack_ps"][8 if bits > 6 else 4] * 1e-12
-    reading = hypot(weights * weight_bytes / rates.bandwidth, unpack)
+        few = constants["few_rows"]
+        slower = few["quantized" if bits < _QUANTIZED_PREFILL_BITS else "unquantized"] - 1
+        slowdown = 1 + slower * min(max(rows - 1, 0), few["rows"] - 1) / (few["rows"] - 1)
+    reading = slowdown * hypot(weights * weight_bytes / rates.bandwidth, unpack)
     return max(reading, 2 * rows * weights / arithmetic) + times.kernel_us * 1e-6
 
 

@@ -189,11 +189,17 @@ def against_plan(result: BenchResult) -> Table | None:
     rows = [
         _planned_row(point, planned)
         for point, planned in zip(result.points, plan.points, strict=True)
-        if planned is not None and any(each.predicted is not None for each in planned.compared)
+        if planned is not None and _says_something(planned)
     ]
     if not rows:
         return None
     return Table(title="Against the plan", headers=_PLAN_HEADERS, rows=tuple(rows), note=_plan_note(plan))
+
+
+def _says_something(planned: Planned) -> bool:
+    """A share of the limit may be known where no speed is predicted: an engine that counts its own work."""
+    shares = (planned.limit.memory_bandwidth_fraction, planned.limit.arithmetic_fraction)
+    return any(share is not None for share in shares) or any(each.predicted is not None for each in planned.compared)
 
 
 def _planned_row(point: PointResult, planned: Planned) -> tuple[str, ...]:
@@ -226,17 +232,12 @@ def _plan_note(plan: PlannedRun) -> str:
     devices = f"{plan.devices} x {plan.device}" if plan.devices > 1 else plan.device
     counted = any(planned.limit.is_counted_by_engine for planned in plan.points if planned is not None)
     source = "The shares are the engine's own count. " if counted else ""
-    burst = (
-        "The plan is that of a burst, so its first-token time holds the wait behind the others' prompts. "
-        if plan.is_burst
-        else ""
-    )
     learnt = (
         "No level was fit to learn from." if plan.lesson is None else "`llamarack plan` will go by what was learnt."
     )
     return (
         f"{plan.engine} {plan.engine_version or ''} on {devices}, {limit}. Error: measured over predicted, less one. "
-        f"{burst}{source}{learnt}"
+        f"The plan is that of a closed loop. {source}{learnt}"
     )
 
 

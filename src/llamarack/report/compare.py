@@ -47,7 +47,7 @@ def compare_html(result: CompareResult, drawn: tuple[Chart, ...] = ()) -> str:
     texts = (rows.all_reasons(result), rows.differences(result))
     return page_html(
         Page(
-            title=f"{result.new} against {result.base}",
+            title=rows.title(result),
             subtitle=f"gates: {result.gates_name} · {finished:%Y-%m-%d %H:%M:%S} UTC · "
             f"{'interleaved runs' if result.is_interleaved else 'runs one after the other'}",
             verdict=str(result.verdict),
@@ -63,7 +63,7 @@ def compare_html(result: CompareResult, drawn: tuple[Chart, ...] = ()) -> str:
 
 
 def compare_markdown(result: CompareResult) -> str:
-    parts = [f"# {result.new} against {result.base}: {result.verdict}", "", rows.headline(result), ""]
+    parts = [f"# {rows.title(result)}: {result.verdict}", "", rows.headline(result), ""]
     parts += [f"- {reason}" for reason in rows.reasons(result)]
     parts += [f"- note: {note}" for note in result.notes]
     tables = [rows.gates(result), rows.all_reasons(result), rows.differences(result)]

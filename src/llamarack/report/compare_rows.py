@@ -18,6 +18,16 @@ def headline(result: CompareResult) -> str:
     return f"{result.verdict}: {MEANING[result.verdict]}"
 
 
+def title(result: CompareResult) -> str:
+    return f"{_side(result.new)} against {_side(result.base)}"
+
+
+def _side(names: str) -> str:
+    """Of a run given as several folders, the first and how many more."""
+    first, *more = [name for name in names.split(",") if name]
+    return f"{first} and {len(more)} more" if more else first
+
+
 def gates(result: CompareResult) -> Table:
     rows = tuple(
         (

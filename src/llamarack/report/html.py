@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from llamarack.measure.record import RequestRecord
@@ -22,15 +21,14 @@ from llamarack.report.bench_rows import (
     setting,
 )
 from llamarack.report.chart import svg
+from llamarack.report.template import render
 
 
 def bench_html(result: BenchResult, records: Sequence[RequestRecord]) -> str:
-    environment = Environment(
-        loader=PackageLoader("llamarack.report", "assets"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
     charts, courses = bench_charts(result, records)
     started = datetime.fromtimestamp(result.environment.started_unix_s, tz=UTC)
-    return environment.get_template("bench.html").render(
+    return render(
+        "bench.html",
         result=result,
         started=started.strftime("%Y-%m-%d %H:%M:%S UTC"),
         reasons=reasons(result),

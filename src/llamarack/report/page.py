@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from llamarack.report.bench_rows import Table
 from llamarack.report.chart import Chart, svg
+from llamarack.report.template import render
 
 _TONES = {
-    **dict.fromkeys(("SAME", "ROUNDING", "GO", "PASSED", "valid"), "good"),
+    **dict.fromkeys(("SAME", "ROUNDING", "GO", "PASSED", "BETTER", "valid"), "good"),
     **dict.fromkeys(("DRIFT", "BROKEN", "NO-GO", "FAILED", "INVALID"), "bad"),
     **dict.fromkeys(("INCONCLUSIVE", "SKIPPED"), "warn"),
 }
@@ -39,10 +39,8 @@ class Page:
 
 
 def page_html(page: Page) -> str:
-    environment = Environment(
-        loader=PackageLoader("llamarack.report", "assets"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    return environment.get_template("page.html").render(
+    return render(
+        "page.html",
         title=page.title,
         subtitle=page.subtitle,
         verdict=page.verdict,

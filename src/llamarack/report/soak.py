@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from rich.console import Console
 from rich.markup import escape
 
 from llamarack.measure.soak_result import SoakResult, to_json
 from llamarack.report.chart import Chart, Line, svg
+from llamarack.report.template import render
 from llamarack.units import GIB, MIB, format_bytes, format_count, format_duration
 
 RESULT_NAME = "soak.json"
@@ -19,11 +19,9 @@ _COLOURS = {"GO": "green", "NO-GO": "red", "INCONCLUSIVE": "yellow"}
 
 
 def soak_html(result: SoakResult) -> str:
-    environment = Environment(
-        loader=PackageLoader("llamarack.report", "assets"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
     started = datetime.fromtimestamp(result.started_unix_s, tz=UTC)
-    return environment.get_template("soak.html").render(
+    return render(
+        "soak.html",
         result=result,
         started=started.strftime("%Y-%m-%d %H:%M:%S UTC"),
         rows=rows(result),

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from llamarack.judge.collection import CANDIDATE_NAME, REFERENCE_NAME, load
 from llamarack.judge.forced import forced_errors
-from llamarack.judge.verdict import VerifyResult
 from llamarack.judge.verify_record import to_json
+from llamarack.judge.verify_result import VerifyResult
 from llamarack.report import verify_rows as rows
 from llamarack.report.bench_rows import Table
 from llamarack.report.chart import Chart, Line

@@ -7,7 +7,7 @@ from dataclasses import fields
 from llamarack.judge.divergence import Kind
 from llamarack.judge.facts import Facts
 from llamarack.judge.forced import ForcedStats
-from llamarack.judge.verdict import Finding, QuestionResult, Verdict, VerifyResult
+from llamarack.judge.verify_result import Finding, QuestionResult, Verdict, VerifyResult
 from llamarack.measure.distribution import Interval
 from llamarack.report.bench_rows import UNKNOWN, Table
 

@@ -1,7 +1,7 @@
 """One folder that holds everything a server without a network needs, and the installer that checks it.
 
-install.sh          finds a Python and runs install.py; nothing else is needed
-install.py          verify, install, accept, undo, uninstall (ship/installer.py)
+install.sh          finds a Python and runs install.pyz; nothing else is needed
+install.pyz         verify, install, accept, undo, uninstall (ship/installer)
 bundle.json         what is in it and for which Python and platform
 SHA256SUMS          of every other file, as `sha256sum -c` reads it
 wheels/             for all environments together
@@ -26,7 +26,8 @@ import orjson
 
 from llamarack.engine.install import Recipe
 from llamarack.errors import HardwareError, UsageError
-from llamarack.ship import installer
+from llamarack.ship.installer import program
+from llamarack.ship.installer.contents import SUMS, sha256_of
 from llamarack.ship.own_wheel import own_wheel
 from llamarack.ship.target import Target
 from llamarack.ship.wheelhouse import Wheel, collect, lock_text
@@ -137,7 +138,7 @@ def _record(wanted: Wanted, environments: dict[str, list[Wheel]], models: Sequen
 
 def write_fixed_files(staged: Path) -> None:
     """The installer, and the recipe of an image."""
-    shutil.copyfile(installer.__file__, staged / "install.py")
+    program.write(staged / program.FILE)
     for name in ("install.sh", "Containerfile"):
         shutil.copyfile(_DATA / name, staged / name)
 
@@ -150,10 +151,10 @@ def write_sums(staged: Path) -> tuple[str, int, int]:
     """SHA256SUMS over all files; its own SHA-256, and the number and size of what it lists."""
     lines, size = [], 0
     for path in sorted(path for path in staged.rglob("*") if path.is_file()):
-        lines.append(f"{installer.sha256_of(path)}  {path.relative_to(staged)}\n")
+        lines.append(f"{sha256_of(path)}  {path.relative_to(staged)}\n")
         size += path.stat().st_size
     text = "".join(lines).encode()
-    (staged / installer.SUMS).write_bytes(text)
+    (staged / SUMS).write_bytes(text)
     return hashlib.sha256(text).hexdigest(), len(lines), size
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from llamarack.config import Deployment, Group
 from llamarack.errors import UsageError
+from llamarack.plan.nodes import node_of
 from llamarack.supervise.layout import start_deadline_s
 
 # After the drain: engines get 8 s, their processes are waited for (supervise/supervisor.py, _STOP_TIMEOUT_S).
@@ -18,9 +19,11 @@ _START_MARGIN_S = 60  # reading headers, planning, the gateway's own start
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """`start_s`: until every replica is ready or has failed; `stop_s`: a drain and the end of all processes."""
+    """`start_s`: until every replica is ready or has failed; `stop_s`: a drain (`drain_s`) and the end of all
+    processes."""
 
     start_s: int
+    drain_s: int
     stop_s: int
 
 
@@ -31,9 +34,8 @@ def timing(deployment: Deployment, weights_bytes: Mapping[Path, int]) -> Timing:
         for model in deployment.models
         for group in model.groups
     ]
-    return Timing(
-        start_s=math.ceil(sum(loads)) + _START_MARGIN_S, stop_s=math.ceil(deployment.supervise.drain_s) + _END_S
-    )
+    drain_s = math.ceil(deployment.supervise.drain_s)
+    return Timing(start_s=math.ceil(sum(loads)) + _START_MARGIN_S, drain_s=drain_s, stop_s=drain_s + _END_S)
 
 
 def model_paths(deployment: Deployment) -> list[Path]:
@@ -84,7 +86,7 @@ def cards_of(deployment: Deployment) -> Cards:
 
 
 def _least(group: Group) -> int:
-    return group.replicas * group.tensor_parallel * group.pipeline_parallel
+    return group.replicas * len(node_of(group).ranks)
 
 
 def renumbered(deployment: Deployment, cards: Cards) -> Deployment:

@@ -14,6 +14,7 @@ from llamarack.ship.service import Timing
 
 _WATCHDOG_S = 60  # a supervisor that reads a large header on a slow disk is not dead
 _PRIVILEGED_PORTS = 1024
+_NODE_STOP_S = 30  # vLLM's ranks end within seconds once they are told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,66 @@ class Unit:
     @property
     def name(self) -> str:
         return f"llamarack-{self.rack}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUnit:
+    """Another server's part of a model that spans several. `rank`: which; `user` as in Unit."""
+
+    command: tuple[str, ...]
+    file: Path
+    rack: str
+    rank: int
+    user: str | None
+    models: tuple[Path, ...]
+
+    @property
+    def name(self) -> str:
+        return f"llamarack-{self.rack}-node-{self.rank}"
+
+
+def node_unit_text(unit: NodeUnit) -> str:
+    """It becomes the engine itself, which ends when node 0 is gone; then the next one waits for the next node 0."""
+    run = " ".join(map(_quoted, [*unit.command, "node", str(unit.file), "--node-rank", str(unit.rank)]))
+    lines = [
+        "[Unit]",
+        f"Description=llamarack, node {unit.rank} of rack {unit.rack}",
+        "Wants=network-online.target",
+        "After=network-online.target local-fs.target nvidia-persistenced.service",
+        *(f"RequiresMountsFor={_quoted(str(path))}" for path in unit.models),
+        "",
+        "[Service]",
+        "Type=exec",
+        f"ExecStart={run}",
+        "# This server's address on the network between the nodes; vLLM picks one by itself otherwise.",
+        f"EnvironmentFile=-/etc/default/{unit.name}",
+        "Restart=always",
+        "RestartSec=5",
+        "# A wrong file or rank, a machine that lacks something, what does not fit: it would end again.",
+        "RestartPreventExitStatus=2 3 4",
+        f"TimeoutStopSec={_NODE_STOP_S}",
+        f"StateDirectory={unit.name}",
+        f"CacheDirectory={unit.name}",
+        f"Environment=LLAMARACK_STATE_DIR=%S/{unit.name} LLAMARACK_CACHE_DIR=%C/{unit.name}",
+        *_COMMON,
+        *(_of_system(unit.name, unit.user, port=0) if unit.user else []),
+        "",
+        "[Install]",
+        f"WantedBy={'multi-user.target' if unit.user else 'default.target'}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_COMMON = (
+    "LimitNOFILE=65536",
+    "LimitMEMLOCK=infinity",
+    "LimitCORE=0",
+    "UMask=0077",
+    "NoNewPrivileges=yes",
+    "LockPersonality=yes",
+    "RestrictRealtime=yes",
+    "RestrictSUIDSGID=yes",
+)
 
 
 def unit_text(unit: Unit) -> str:
@@ -66,15 +127,8 @@ def unit_text(unit: Unit) -> str:
         f"StateDirectory={unit.name}",
         f"CacheDirectory={unit.name}",
         f"LogsDirectory={unit.name}",
-        "LimitNOFILE=65536",
-        "LimitMEMLOCK=infinity",
-        "LimitCORE=0",
-        "UMask=0077",
-        "NoNewPrivileges=yes",
-        "LockPersonality=yes",
-        "RestrictRealtime=yes",
-        "RestrictSUIDSGID=yes",
-        *(_of_system(unit) if unit.user else []),
+        *_COMMON,
+        *(_of_system(unit.name, unit.user, port=unit.port) if unit.user else []),
         "",
         "[Install]",
         f"WantedBy={'multi-user.target' if unit.user else 'default.target'}",
@@ -82,20 +136,20 @@ def unit_text(unit: Unit) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _of_system(unit: Unit) -> list[str]:
+def _of_system(name: str, user: str, *, port: int) -> list[str]:
     """What a user's own manager cannot give. /tmp stays writable: the lock that serialises loads is everybody's."""
-    port = "CAP_NET_BIND_SERVICE" if 0 < unit.port < _PRIVILEGED_PORTS else ""
+    right = "CAP_NET_BIND_SERVICE" if 0 < port < _PRIVILEGED_PORTS else ""
     return [
-        f"User={unit.user}",
+        f"User={user}",
         "# Engines compile into their home and cache.",
-        f"Environment=HOME=%S/{unit.name} XDG_CACHE_HOME=%C/{unit.name}",
+        f"Environment=HOME=%S/{name} XDG_CACHE_HOME=%C/{name}",
         "ProtectSystem=strict",
         "ReadWritePaths=/tmp",
         "ProtectControlGroups=yes",
         "ProtectKernelModules=yes",
         "ProtectKernelTunables=yes",
-        f"CapabilityBoundingSet={port}",
-        f"AmbientCapabilities={port}",
+        f"CapabilityBoundingSet={right}",
+        f"AmbientCapabilities={right}",
     ]
 
 

@@ -7,7 +7,7 @@ for python in "${PYTHON:-}" "python$wanted" python3; do
   [ -n "$python" ] || continue
   command -v "$python" >/dev/null 2>&1 || continue
   if [ "$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)" = "$wanted" ]; then
-    exec "$python" -I "$here/install.py" "$@"
+    exec "$python" -I "$here/install.pyz" "$@"
   fi
 done
 echo "error: this bundle is for Python $wanted, and no python$wanted was found" >&2
