@@ -164,3 +164,11 @@ async def test_replica_that_takes_the_name_of_another_is_watched(tmp_path: Path)
         assert (await stream_once(rack.url, tokens=3)).fault is None
         assert after.last_death is not None
         assert after.last_death.cause == "hung"
+
+
+async def test_processes_of_a_replica_that_left_are_nobodys(tmp_path: Path) -> None:
+    async with running_rack(tmp_path, [{}, {}], sample_s=0.1) as rack:
+        await rack.until_ready()
+        await rack.until(lambda: set(rack.supervisor.watch.owners().values()) == {"fake-0", "fake-1"})
+        await rack.supervisor.retire(rack.supervisor.replicas[0], patiently=False)
+        await rack.until(lambda: set(rack.supervisor.watch.owners().values()) == {"fake-1"})

@@ -66,6 +66,8 @@ class Watch:
                 }
                 for key in tasks.keys() - looks.keys():
                     tasks.pop(key).cancel()
+                for name in self.usage.keys() - {replica.id for replica in self._rack.replicas}:
+                    del self.usage[name]  # its pids may be somebody else's by now
                 for key, look in looks.items():
                     if key not in tasks:
                         tasks[key] = asyncio.create_task(look(), name=f"watch {_name_of(key)}")
