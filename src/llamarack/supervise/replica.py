@@ -17,11 +17,11 @@ from typing import Any, Protocol, TypeVar
 from llamarack.config import Group
 from llamarack.engine.adaptor import Diagnosis, Endpoint
 from llamarack.engine.device_memory import TermCheck, term_checks
-from llamarack.errors import LlamarackError, NeverReady
+from llamarack.errors import NeverReady
 from llamarack.hardware.loadlock import LoadLock
 from llamarack.paths import RackPaths
-from llamarack.supervise.card_return import expected_bytes, missing_bytes
-from llamarack.supervise.card_share import held_bytes, require_shares
+from llamarack.supervise.card_memory import CardMemory
+from llamarack.supervise.card_share import require_shares
 from llamarack.supervise.degrade import Rung
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.keeping import GRACE_S, KeptChild
@@ -42,13 +42,12 @@ from llamarack.supervise.spawning import spawn
 from llamarack.supervise.start_order import take_load_lock, until_room
 from llamarack.supervise.state import Event, RestartPolicy, State, next_state
 from llamarack.supervise.step_down import as_degraded, next_smaller
-from llamarack.units import format_bytes, format_duration
+from llamarack.units import format_duration
 
 T = TypeVar("T")
 _ANSWER_POLL_S = 0.05
 _CONDEMNED_GRACE_S = 1.0  # what does not answer will hardly end in order, and its requests wait
 _LEAST_WARM_UP_S = 30.0
-_CARD_LOOK_S = 5.0
 _END_TIMEOUT_S = 60.0
 # A whole micro-batch on cards, where kernels are chosen by shape; on the CPU nothing is compiled, and a long prompt
 # would only make every start a second longer.
@@ -97,7 +96,7 @@ class Replica:
         self.ready_since_unix_s: float | None = None
         self.memory_checks: tuple[TermCheck, ...] = ()  # the plan's terms beside the engine's, of the newest start
         self._log_from_bytes = 0  # where the newest start's part of the log begins
-        self.card_held_bytes: dict[str, int] = {}  # by UUID, what the newest start took
+        self.cards = CardMemory(world.card_free_bytes, world.journal)
         self.start_seconds: float | None = None  # spawn to ready, of the newest start
         self._world = world
         self._deaths_monotonic_s: list[float] = []
@@ -204,7 +203,7 @@ class Replica:
         )
         free_before: Mapping[str, int | None] = {}
         if not adopted:
-            free_before = await self._card_free_bytes()
+            free_before = await self.cards.free_bytes(self.spec)
             self._log_from_bytes = end_of(self.log_path)
             spawned = await spawn(self.spec, self._world.paths, self._world.journal)
             self.child, self.endpoint = spawned.child, spawned.endpoint
@@ -216,8 +215,8 @@ class Replica:
             deadline = max(deadline, time.monotonic() + _LEAST_WARM_UP_S)
         await self._unless_over(self._warm_up(max(1.0, deadline - time.monotonic())), deadline)
         if free_before:
-            self.card_held_bytes = held_bytes(free_before, await self._card_free_bytes())
-            require_shares(self.spec.candidate.cards, self.card_held_bytes)
+            await self.cards.note_held(self.spec, free_before)
+            require_shares(self.spec.candidate.cards, self.cards.held_bytes)
         log_lines = read_tail(self.log_path, self._log_from_bytes)
         self.spec.adaptor.require_planned(self.spec.candidate, self.spec.group, log_lines)
         told = self.spec.adaptor.device_terms(log_lines)
@@ -246,21 +245,6 @@ class Replica:
                 if self.child is not None:
                     look_at(load, self.spec, self.child.pid, self.log_path, self._log_from_bytes, self._world.journal)
                 await asyncio.sleep(_ANSWER_POLL_S)
-
-    async def _card_free_bytes(self) -> Mapping[str, int | None]:
-        """Of this replica's cards; empty on the processor."""
-        if not self.spec.card_uuids:
-            return {}
-        free = await self._world.card_free_bytes()
-        return {uuid: free[uuid] for uuid in self.spec.card_uuids if uuid in free}
-
-    async def _card_free_bytes_if_told(self) -> Mapping[str, int | None]:
-        """Empty where the driver fails or stalls: a lost card must not keep an engine from its end."""
-        try:
-            async with asyncio.timeout(_CARD_LOOK_S):
-                return await self._card_free_bytes()
-        except (LlamarackError, OSError, TimeoutError):
-            return {}
 
     async def _warm_up(self, timeout_s: float) -> None:
         from llamarack.supervise.engine_client import EngineClient
@@ -361,7 +345,7 @@ class Replica:
         if self.child is None:
             return
         if self.child.exit is None:
-            free_bytes = await self._card_free_bytes_if_told()
+            free_bytes = await self.cards.free_bytes_if_told(self.spec)
             try:
                 await self.child.stop(grace_s=grace_s, timeout_s=_END_TIMEOUT_S)
             except TimeoutError:
@@ -373,26 +357,11 @@ class Replica:
                     "reboot helps",
                 )
                 return
-            await self._until_memory_is_back(free_bytes)
+            await self.cards.until_back(self.spec, free_bytes)
         await self.child.release()
         self.child = None
         self.endpoint = None
         self.ready_since_unix_s = None
-
-    async def _until_memory_is_back(self, before: Mapping[str, int | None]) -> None:
-        """Of its cards. `before`: what was free on them while it ran."""
-        if not before:
-            return
-        expected = expected_bytes(self.spec.candidate.cards, self.card_held_bytes)
-        for uuid, missing in (await missing_bytes(expected, before, self._card_free_bytes_if_told)).items():
-            self._world.journal.warn(
-                "memory_not_back",
-                f"all of its processes have gone, but {format_bytes(missing)} of card {uuid} have not come back",
-                replica=self.id,
-                hint="nvidia-smi tells who holds it; the next start waits for room",
-                card=uuid,
-                missing_bytes=missing,
-            )
 
     def _serves_no_more(self, error: Exception) -> None:
         """Told at once, whatever of it is still to be ended: a request that is sent there meanwhile loses time."""
