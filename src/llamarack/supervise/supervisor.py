@@ -102,6 +102,7 @@ class Supervisor:
         self.draining = False
         self._specs = list(specs)  # what the file asks for
         self._lock = RackLock(paths.lock)
+        self._state_file = memory_file.StateFile(paths.state, self.journal)
         self._version = 0
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by replica, and the change
         self._slot_watch: asyncio.Task[None] | None = None
@@ -386,7 +387,7 @@ class Supervisor:
         return self.change is not None and self.change.outcome is Outcome.RUNNING
 
     def _remember(self) -> None:
-        memory_file.write(self.paths.state, self._memory(), self.journal)
+        self._state_file.write(self._memory())
 
     def _memory(self) -> memory_file.Memory:
         return memory_file.Memory(
