@@ -355,6 +355,8 @@ class Supervisor:
         settled = {State.READY, State.FAILED, State.STOPPED}
         while self._changing() or not all(replica.state in settled for replica in self.replicas):
             await self._moved.wait()
+        if not any(replica.state is State.READY for replica in self.replicas):
+            return False  # at once, since without any the rack ends
         if not await self.gateways.acted_on(self._version, _HEARD_TIMEOUT_S):
             self.journal.error("gateway_silent", f"a gateway worker says nothing for {_HEARD_TIMEOUT_S:g} s")
             return False
