@@ -61,7 +61,7 @@ from llamarack.report.tune import (
     write_tune_report,
 )
 from llamarack.report.write import write_bench_report
-from llamarack.supervise.supervisor import is_running
+from llamarack.supervise.rack_lock import is_running
 from llamarack.units import format_duration
 
 _EXIT_INCONCLUSIVE, _EXIT_INTERRUPTED, _EXIT_TERMINATED = 7, 130, 143
