@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from llamarack.errors import HardwareError, NeverReady
 from llamarack.plan.record import CardPlan, Terms
-from llamarack.supervise import card_return
-from llamarack.supervise import replica as replica_module
+from llamarack.supervise import card_memory, card_return
 from llamarack.supervise.card_share import held_bytes, require_shares
 from llamarack.supervise.supervisor import Supervisor
 from llamarack.units import GIB, MIB
@@ -124,7 +123,7 @@ async def test_a_start_that_fills_both_cards_serves_and_tells_what_they_hold(tmp
     await rack.start()
     try:
         await rack.until_ready()
-        assert rack.supervisor.replicas[0].card_held_bytes == {"GPU-0": _USED_BYTES, "GPU-1": _USED_BYTES}
+        assert rack.supervisor.replicas[0].cards.held_bytes == {"GPU-0": _USED_BYTES, "GPU-1": _USED_BYTES}
     finally:
         await rack.stop()
 
@@ -168,7 +167,7 @@ async def test_stopped_is_said_once_the_cards_memory_is_back(
 async def test_driver_that_does_not_answer_keeps_no_engine_from_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    monkeypatch.setattr(replica_module, "_CARD_LOOK_S", 0.2)
+    monkeypatch.setattr(card_memory, "_LOOK_S", 0.2)
     left = _FREE_BYTES - _USED_BYTES
     rack = _rack(tmp_path, {"GPU-0": left, "GPU-1": left})
     await rack.start()

@@ -308,6 +308,8 @@ async def test_limits_of_the_gateway_change_while_it_serves(tmp_path: Path) -> N
         assert rack.supervisor.gateways.children[0] is worker
         with pytest.raises(UsageError, match=r"`gateway\.workers` is `1`, `2` in the file"):
             await _reload(rack, [{}], sections={"gateway": {"workers": 2}})
+        with pytest.raises(UsageError, match=r"`supervise\.webhook` is `null`, `http://127.0.0.1:9/` in the file"):
+            await _reload(rack, [{}], sections={"supervise": {"webhook": "http://127.0.0.1:9/"}})
 
 
 # -- trials -------------------------------------------------------------------------------------------------------

@@ -51,6 +51,8 @@ def test_start_that_never_ended_is_told_by_the_log_and_else_by_itself() -> None:
     assert _cause(NeverReady("late")) == "engine_never_ready"
     assert _cause(NoRoom("full")) == "memory_not_free"
     assert _cause(FileNotFoundError("x")) == "unrecognised"
+    assert _cause(TimeoutError()) == "unrecognised"
+    assert _cause(KeyError("x")) == "internal_error"
 
 
 def _on(card: bool, tmp_path: Path, policy: str = "degrade") -> ReplicaSpec:

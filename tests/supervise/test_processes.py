@@ -57,6 +57,7 @@ async def test_dead_rank_is_found_by_the_tokens_that_no_longer_come(tmp_path: Pa
         replica = rack.supervisor.replicas[0]
         (rank,) = await _grandchildren(replica)
         os.kill(rank, signal.SIGKILL)
+        await rack.until(lambda: psutil.Process(rank).status() == psutil.STATUS_ZOMBIE)
         fault.strikes()
         outcome = await stream_once(rack.url, tokens=3)
         fault.is_over()

@@ -12,8 +12,17 @@ from llamarack.supervise.host_watch import HostWatch
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.slope import WINDOW
 from tests import fake_rack
+from tests.fake_adaptor import FakeEngine
 from tests.supervise.asking import Outcome, many, stream_once
-from tests.supervise.conftest import DEADLINE_S, RunningRack, left_of, rack_process, running_rack, until_http_ready
+from tests.supervise.conftest import (
+    DEADLINE_S,
+    RunningRack,
+    left_of,
+    order,
+    rack_process,
+    running_rack,
+    until_http_ready,
+)
 from tests.supervise.faults import Fault
 
 pytestmark = pytest.mark.process
@@ -125,3 +134,41 @@ def test_host_that_is_well_says_nothing(tmp_path: Path) -> None:
     for _ in range(3):
         watch.look({"supervisor": os.getpid()})
     assert [entry.kind for entry in journal.recent if entry.kind != "host_memory_low"] == []
+
+
+@pytest.mark.fault("fault of llamarack's own in the watch over an engine", "told, begun anew; nothing stops serving")
+async def test_look_that_fails_is_told_and_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_rack(tmp_path, [{}], stuck_request_s=4, sample_s=0.2) as rack:
+        await rack.until_ready()
+        await until_http_ready(rack.url)
+        with monkeypatch.context() as broken:
+            broken.setattr(FakeEngine, "counters", None)
+            await rack.until(lambda: rack.kinds().count("watch_failed") >= 2)
+            assert (await stream_once(rack.url, tokens=3)).fault is None
+        await order(rack.supervisor.replicas[0], hang_engine=True)
+        assert (await stream_once(rack.url, tokens=3)).fault is None  # found, ended, and answered by the next start
+        assert rack.supervisor.replicas[0].last_death is not None
+        assert rack.supervisor.replicas[0].last_death.cause == "hung"
+
+
+async def test_replica_that_takes_the_name_of_another_is_watched(tmp_path: Path) -> None:
+    async with running_rack(tmp_path, [{}], stuck_request_s=4, sample_s=0.2) as rack:
+        await rack.until_ready()
+        await until_http_ready(rack.url)
+        (before,) = rack.supervisor.replicas
+        await rack.supervisor.retire(before, patiently=False)
+        after = rack.supervisor.add(before.spec)
+        await rack.until_ready()
+        await until_http_ready(rack.url)
+        await order(after, hang_engine=True)
+        assert (await stream_once(rack.url, tokens=3)).fault is None
+        assert after.last_death is not None
+        assert after.last_death.cause == "hung"
+
+
+async def test_processes_of_a_replica_that_left_are_nobodys(tmp_path: Path) -> None:
+    async with running_rack(tmp_path, [{}, {}], sample_s=0.1) as rack:
+        await rack.until_ready()
+        await rack.until(lambda: set(rack.supervisor.watch.owners().values()) == {"fake-0", "fake-1"})
+        await rack.supervisor.retire(rack.supervisor.replicas[0], patiently=False)
+        await rack.until(lambda: set(rack.supervisor.watch.owners().values()) == {"fake-1"})

@@ -8,7 +8,7 @@ from llamarack.errors import UsageError
 # What gateway workers are born with: the listening socket, and what they do for every connection.
 _FIXED = {
     "gateway": ("host", "port", "workers", "tls_cert", "tls_key", "keep_alive_s", "access_log"),
-    "supervise": ("stuck_request_s",),
+    "supervise": ("stuck_request_s", "webhook"),
 }
 
 

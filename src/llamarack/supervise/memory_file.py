@@ -59,9 +59,38 @@ class SavedChange:
     going_back: str | None  # why, once it does
 
 
-def write(path: Path, memory: Memory, journal: Journal) -> None:
-    """Replaces the file in one step; a disk that refuses is noted, since the rack itself serves on."""
-    value = {
+class StateFile:
+    """The file of one rack, written whole at every change. A disk that refuses is told once, and once more when the
+    file is right again: the rack itself serves on."""
+
+    def __init__(self, path: Path, journal: Journal) -> None:
+        self._path = path
+        self._journal = journal
+        self._is_stale = False
+
+    def write(self, memory: Memory) -> None:
+        """In one step."""
+        fresh = self._path.with_suffix(".new")
+        try:
+            with open(fresh, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                file.write(orjson.dumps(_to_json(memory)))
+            os.replace(fresh, self._path)
+        except OSError as error:
+            if not self._is_stale:
+                self._is_stale = True
+                self._journal.warn(
+                    "state_unwritable",
+                    f"`{self._path}` cannot be written: {error.strerror}; a restart would reload models",
+                    hint=f"df -h {self._path.parent}",
+                )
+            return
+        if self._is_stale:
+            self._is_stale = False
+            self._journal.note("state_writable", "written again: a restart would find the models that run")
+
+
+def _to_json(memory: Memory) -> dict[str, Any]:
+    return {
         "schema_version": SCHEMA_VERSION,
         "supervisor_pid": memory.supervisor_pid,
         "generation": memory.generation,
@@ -86,13 +115,6 @@ def write(path: Path, memory: Memory, journal: Journal) -> None:
             for each in memory.replicas
         ],
     }
-    fresh = path.with_suffix(".new")
-    try:
-        with open(fresh, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(orjson.dumps(value))
-        os.replace(fresh, path)
-    except OSError as error:
-        journal.warn("state_unwritable", f"`{path}` cannot be written: {error.strerror}; a restart would reload models")
 
 
 def read(path: Path) -> Memory | None:

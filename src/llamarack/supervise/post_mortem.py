@@ -13,6 +13,7 @@ from llamarack.supervise.keeping import ChildExit
 from llamarack.supervise.replica_record import ReplicaSpec
 from llamarack.units import format_bytes
 
+INTERNAL_ERROR = "internal_error"
 # Causes that the same start meets again; the rest may pass.
 _HOPELESS = frozenset(
     {
@@ -53,9 +54,15 @@ def diagnose(error: Exception, log_tail: Sequence[str], adaptor: Adaptor) -> Dia
         known = adaptor.diagnose("not ready", log_tail)
         if known.cause != "unrecognised":
             return known
-    hint = error.hint if isinstance(error, LlamarackError) else None
-    cause = error.code if isinstance(error, LlamarackError) else "unrecognised"
-    return Diagnosis(cause=cause, message=str(error) or type(error).__name__, hint=hint)
+    if isinstance(error, LlamarackError):
+        return Diagnosis(cause=error.code, message=error.message, hint=error.hint)
+    if isinstance(error, OSError):  # TimeoutError among them
+        return Diagnosis(cause="unrecognised", message=str(error) or type(error).__name__, hint=None)
+    return Diagnosis(
+        cause=INTERNAL_ERROR,
+        message=f"a fault of llamarack's own: {error!r}",
+        hint="llamarack support collects what its makers need; llamarack reload tries again",
+    )
 
 
 def is_short_of_memory(cause: str, spec: ReplicaSpec) -> bool:

@@ -1,6 +1,6 @@
 """One replica: the single owner of its state, from the wait for the load lock to the last process gone.
 
-`run()` is the loop; everybody else only asks (`ask_stop`, `ask_drain`, `ask_start`) or reads.
+`run()` is the loop; everybody else only asks (`ask_stop`, `ask_drain`, `ask_recycle`) or reads.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import traceback
 from collections.abc import Coroutine, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -16,30 +17,38 @@ from typing import Any, Protocol, TypeVar
 from llamarack.config import Group
 from llamarack.engine.adaptor import Diagnosis, Endpoint
 from llamarack.engine.device_memory import TermCheck, term_checks
-from llamarack.errors import LlamarackError, NeverReady
+from llamarack.errors import NeverReady
 from llamarack.hardware.loadlock import LoadLock
 from llamarack.paths import RackPaths
-from llamarack.supervise.card_return import expected_bytes, missing_bytes
-from llamarack.supervise.card_share import held_bytes, require_shares
+from llamarack.supervise.card_memory import CardMemory
+from llamarack.supervise.card_share import require_shares
 from llamarack.supervise.degrade import Rung
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.keeping import GRACE_S, KeptChild
 from llamarack.supervise.load_watch import look_at
 from llamarack.supervise.loading import Load
 from llamarack.supervise.log_tail import end_of, read_tail
-from llamarack.supervise.post_mortem import Condemned, Died, NoRoom, diagnose, is_short_of_memory, why_given_up
+from llamarack.supervise.post_mortem import (
+    INTERNAL_ERROR,
+    Condemned,
+    Died,
+    NoRoom,
+    diagnose,
+    is_short_of_memory,
+    why_given_up,
+)
 from llamarack.supervise.replica_record import Death, Degraded, Remembered, ReplicaSpec
 from llamarack.supervise.spawning import spawn
 from llamarack.supervise.start_order import take_load_lock, until_room
 from llamarack.supervise.state import Event, RestartPolicy, State, next_state
 from llamarack.supervise.step_down import as_degraded, next_smaller
-from llamarack.units import format_bytes, format_duration
+from llamarack.units import format_duration
 
 T = TypeVar("T")
 _ANSWER_POLL_S = 0.05
 _CONDEMNED_GRACE_S = 1.0  # what does not answer will hardly end in order, and its requests wait
 _LEAST_WARM_UP_S = 30.0
-_CARD_LOOK_S = 5.0
+_END_TIMEOUT_S = 60.0
 # A whole micro-batch on cards, where kernels are chosen by shape; on the CPU nothing is compiled, and a long prompt
 # would only make every start a second longer.
 _LONG_PROMPT_TOKENS = 512
@@ -87,14 +96,13 @@ class Replica:
         self.ready_since_unix_s: float | None = None
         self.memory_checks: tuple[TermCheck, ...] = ()  # the plan's terms beside the engine's, of the newest start
         self._log_from_bytes = 0  # where the newest start's part of the log begins
-        self.card_held_bytes: dict[str, int] = {}  # by UUID, what the newest start took
+        self.cards = CardMemory(world.card_free_bytes, world.journal)
         self.start_seconds: float | None = None  # spawn to ready, of the newest start
         self._world = world
         self._deaths_monotonic_s: list[float] = []
         self._asked_stop = asyncio.Event()
         self._asked_drain = asyncio.Event()
         self._drain_s: float | None = None
-        self._asked_start = asyncio.Event()
         self._condemned: asyncio.Future[Diagnosis] | None = None  # while ready, as is the next
         self._recycled: asyncio.Future[str] | None = None
         self.changed = asyncio.Event()  # set at each transition, for those who wait
@@ -130,12 +138,6 @@ class Replica:
         if self._recycled is not None and not self._recycled.done():
             self._recycled.set_result(reason)
 
-    def ask_start(self) -> None:
-        """Out of `failed`, with the deaths forgotten and with the plan of the file."""
-        self._deaths_monotonic_s.clear()
-        self.spec, self.rungs = self.asked_spec, ()
-        self._asked_start.set()
-
     async def run(self, adopted: KeptChild | None = None, remembered: Remembered | None = None) -> None:
         """Until it is asked to stop. Leaves no process behind, also when cancelled by a fault of ours."""
         try:
@@ -149,10 +151,9 @@ class Replica:
                     return
             while not await self._life():
                 pass
-        except asyncio.CancelledError:
-            if self.child is not None:
-                self.child.detach()  # a supervisor that is killed leaves its engines to the next one
-            raise
+        finally:
+            if self.child is not None:  # a supervisor that is cancelled leaves its engines to the next one
+                self.child.detach()
 
     async def _life(self, adopt_ready: bool | None = None) -> bool:
         """One start to its end. True: asked to stop; False: died and may be started again."""
@@ -174,11 +175,11 @@ class Replica:
             self._world.journal.note("recycling", f"{reason}: finishes what runs and starts anew", replica=self.id)
             await self._take_down()
             self.restarts += 1
-            return self._asked_stop.is_set() or self._asked_drain.is_set()
-        except (Died, Condemned, NeverReady, LlamarackError, OSError, TimeoutError) as error:
+            return self.child is not None or self._asked_stop.is_set() or self._asked_drain.is_set()
+        except Exception as error:  # a fault of our own is this replica's alone, and counts as its death
             await self._bury(error)
             lock.release()
-            if await self._plan_smaller():
+            if self.child is None and await self._plan_smaller():
                 return False
             return await self._wait_for_retry()
         finally:
@@ -202,7 +203,7 @@ class Replica:
         )
         free_before: Mapping[str, int | None] = {}
         if not adopted:
-            free_before = await self._card_free_bytes()
+            free_before = await self.cards.free_bytes(self.spec)
             self._log_from_bytes = end_of(self.log_path)
             spawned = await spawn(self.spec, self._world.paths, self._world.journal)
             self.child, self.endpoint = spawned.child, spawned.endpoint
@@ -214,8 +215,8 @@ class Replica:
             deadline = max(deadline, time.monotonic() + _LEAST_WARM_UP_S)
         await self._unless_over(self._warm_up(max(1.0, deadline - time.monotonic())), deadline)
         if free_before:
-            self.card_held_bytes = held_bytes(free_before, await self._card_free_bytes())
-            require_shares(self.spec.candidate.cards, self.card_held_bytes)
+            await self.cards.note_held(self.spec, free_before)
+            require_shares(self.spec.candidate.cards, self.cards.held_bytes)
         log_lines = read_tail(self.log_path, self._log_from_bytes)
         self.spec.adaptor.require_planned(self.spec.candidate, self.spec.group, log_lines)
         told = self.spec.adaptor.device_terms(log_lines)
@@ -244,21 +245,6 @@ class Replica:
                 if self.child is not None:
                     look_at(load, self.spec, self.child.pid, self.log_path, self._log_from_bytes, self._world.journal)
                 await asyncio.sleep(_ANSWER_POLL_S)
-
-    async def _card_free_bytes(self) -> Mapping[str, int | None]:
-        """Of this replica's cards; empty on the processor."""
-        if not self.spec.card_uuids:
-            return {}
-        free = await self._world.card_free_bytes()
-        return {uuid: free[uuid] for uuid in self.spec.card_uuids if uuid in free}
-
-    async def _card_free_bytes_if_told(self) -> Mapping[str, int | None]:
-        """Empty where the driver fails or stalls: a lost card must not keep an engine from its end."""
-        try:
-            async with asyncio.timeout(_CARD_LOOK_S):
-                return await self._card_free_bytes()
-        except (LlamarackError, OSError, TimeoutError):
-            return {}
 
     async def _warm_up(self, timeout_s: float) -> None:
         from llamarack.supervise.engine_client import EngineClient
@@ -351,34 +337,31 @@ class Replica:
         self._step(Event.STOP)
         await self._end_child()
         self._step(Event.GONE)
-        self._world.journal.note("stopped", "stopped; no process is left", replica=self.id)
+        if self.child is None:
+            self._world.journal.note("stopped", "stopped; no process is left", replica=self.id)
 
     async def _end_child(self, grace_s: float = GRACE_S) -> None:
+        """All of it. What not even SIGKILL ends stays `child`, for its keeper to go on with."""
         if self.child is None:
             return
         if self.child.exit is None:
-            free_bytes = await self._card_free_bytes_if_told()
-            await self.child.stop(grace_s=grace_s)
-            await self._until_memory_is_back(free_bytes)
+            free_bytes = await self.cards.free_bytes_if_told(self.spec)
+            try:
+                await self.child.stop(grace_s=grace_s, timeout_s=_END_TIMEOUT_S)
+            except TimeoutError:
+                self._world.journal.error(
+                    "not_ended",
+                    f"process {self.child.pid} or one of its own does not end, not even by SIGKILL",
+                    replica=self.id,
+                    hint="a driver that hangs may hold it in the kernel: sudo dmesg | grep -iE 'xid|nvrm'; then only a "
+                    "reboot helps",
+                )
+                return
+            await self.cards.until_back(self.spec, free_bytes)
         await self.child.release()
         self.child = None
         self.endpoint = None
         self.ready_since_unix_s = None
-
-    async def _until_memory_is_back(self, before: Mapping[str, int | None]) -> None:
-        """Of its cards. `before`: what was free on them while it ran."""
-        if not before:
-            return
-        expected = expected_bytes(self.spec.candidate.cards, self.card_held_bytes)
-        for uuid, missing in (await missing_bytes(expected, before, self._card_free_bytes_if_told)).items():
-            self._world.journal.warn(
-                "memory_not_back",
-                f"all of its processes have gone, but {format_bytes(missing)} of card {uuid} have not come back",
-                replica=self.id,
-                hint="nvidia-smi tells who holds it; the next start waits for room",
-                card=uuid,
-                missing_bytes=missing,
-            )
 
     def _serves_no_more(self, error: Exception) -> None:
         """Told at once, whatever of it is still to be ended: a request that is sent there meanwhile loses time."""
@@ -410,6 +393,7 @@ class Replica:
             cause=death.cause,
             hint=death.hint,
             log=str(self.log_path),
+            **({"traceback": traceback.format_exception(error)} if death.cause == INTERNAL_ERROR else {}),
         )
 
     async def _plan_smaller(self) -> bool:
@@ -443,6 +427,8 @@ class Replica:
         policy = self._world.restarts
         wait_s = policy.wait_s(self._deaths_monotonic_s, time.monotonic())
         hopeless = why_given_up(self.last_death.cause, self.spec) if self.last_death else None
+        if self.child is not None:
+            hopeless = "one of its processes does not end"
         if hopeless or wait_s is None:
             wait_s = None
             self._step(Event.GIVE_UP)
@@ -453,19 +439,16 @@ class Replica:
                 replica=self.id,
                 hint="llamarack reload starts it again once the cause is gone",
             )
-        starting = asyncio.create_task(self._asked_start.wait())
-        asked = asyncio.create_task(self._wait_asked())
-        await asyncio.wait({starting, asked}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-        was_asked = asked.done()
-        starting.cancel()
-        asked.cancel()
-        if was_asked:
-            self._step(Event.STOP)
-            return True
-        self._asked_start.clear()
-        self.restarts += 1
-        self._step(Event.START if self.state is State.FAILED else Event.RETRY)
-        return False
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._wait_asked()
+        except TimeoutError:
+            self.restarts += 1
+            self._step(Event.RETRY)
+            return False
+        await self._end_child()
+        self._step(Event.STOP)
+        return True
 
     def _step(self, event: Event) -> None:
         self.state = next_state(self.state, event)

@@ -47,7 +47,6 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.BACKOFF, Event.GIVE_UP): State.FAILED,
     (State.BACKOFF, Event.STOP): State.STOPPED,
     (State.FAILED, Event.STOP): State.STOPPED,
-    (State.FAILED, Event.START): State.STARTING,
     **{(state, Event.STOP): State.STOPPING for state in _ALIVE},
     **{(state, Event.DIED): State.BACKOFF for state in _ALIVE},
 }

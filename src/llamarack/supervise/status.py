@@ -133,7 +133,7 @@ def _replica(supervisor: Supervisor, replica: Replica) -> dict[str, Any]:
         "actual": {
             "private_bytes": supervisor.watch.private_bytes(replica.id),
             "resident_bytes": _resident_bytes(pids),
-            "card_held_bytes": replica.card_held_bytes,
+            "card_held_bytes": replica.cards.held_bytes,
             "terms": [asdict(check) for check in replica.memory_checks],
         },
         "degraded_from": _degraded_from(replica),

@@ -102,6 +102,7 @@ class Supervisor:
         self.draining = False
         self._specs = list(specs)  # what the file asks for
         self._lock = RackLock(paths.lock)
+        self._state_file = memory_file.StateFile(paths.state, self.journal)
         self._version = 0
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by replica, and the change
         self._slot_watch: asyncio.Task[None] | None = None
@@ -354,6 +355,8 @@ class Supervisor:
         settled = {State.READY, State.FAILED, State.STOPPED}
         while self._changing() or not all(replica.state in settled for replica in self.replicas):
             await self._moved.wait()
+        if not any(replica.state is State.READY for replica in self.replicas):
+            return False  # at once, since without any the rack ends
         if not await self.gateways.acted_on(self._version, _HEARD_TIMEOUT_S):
             self.journal.error("gateway_silent", f"a gateway worker says nothing for {_HEARD_TIMEOUT_S:g} s")
             return False
@@ -386,7 +389,7 @@ class Supervisor:
         return self.change is not None and self.change.outcome is Outcome.RUNNING
 
     def _remember(self) -> None:
-        memory_file.write(self.paths.state, self._memory(), self.journal)
+        self._state_file.write(self._memory())
 
     def _memory(self) -> memory_file.Memory:
         return memory_file.Memory(

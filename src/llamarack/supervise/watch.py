@@ -10,9 +10,12 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import traceback
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from llamarack.config import Supervise
 from llamarack.supervise.card_findings import Planned
 from llamarack.supervise.card_watch import CardWatch
 from llamarack.supervise.engine_usage import EngineUsage
@@ -34,40 +37,59 @@ _LOOKS_PER_LIMIT = 4  # at least so many before an engine counts as hung
 class Watch:
     def __init__(self, rack: Supervisor) -> None:
         self._rack = rack
-        self._settings = rack.deployment.supervise
         self._told_uncounted: set[str] = set()
         self.usage: dict[str, EngineUsage] = {}  # by replica, of the running engine
         self.host = HostWatch(rack.journal, rack.paths.folder)
         self.cards = CardWatch(
             rack.journal,
-            self._settings.sample_s,
+            rack.deployment.supervise.sample_s,
             owners=self.owners,
             planned=self._planned,
             engine_cores=self._cores_of,
             has_work=lambda replicas: any(self._in_flight(name) for name in replicas),
         )
 
+    @property
+    def _settings(self) -> Supervise:
+        return self._rack.deployment.supervise  # a reload may change them
+
     async def run(self) -> None:
-        """Until cancelled."""
-        looking: dict[str, asyncio.Task[None]] = {}
-        others = [asyncio.create_task(self._watch_host(), name="host"), asyncio.create_task(self._watch_cards())]
+        """Until cancelled. A look that fails is told and begun anew: it is no reason to stop serving."""
+        tasks: dict[Replica | str, asyncio.Task[None]] = {}
         try:
             while True:
-                current = {replica.id: replica for replica in self._rack.replicas}
-                for name in looking.keys() - current.keys():
-                    looking.pop(name).cancel()
-                for name, replica in current.items():
-                    if name not in looking:
-                        looking[name] = asyncio.create_task(self._keep_looking(replica), name=f"watch {name}")
-                done, _ = await asyncio.wait([*looking.values(), *others], timeout=self._settings.sample_s)
-                for task in done:
-                    if not task.cancelled() and (task in looking.values() or task.exception() is not None):
-                        task.result()  # a fault of ours ends the rack
-                others = [task for task in others if not task.done()]
+                looks: dict[Replica | str, Callable[[], Coroutine[Any, Any, None]]] = {
+                    "host": self._watch_host,
+                    "cards": self._watch_cards,
+                    # By the replica itself: after a change another one may have its name.
+                    **{replica: partial(self._keep_looking, replica) for replica in self._rack.replicas},
+                }
+                for key in tasks.keys() - looks.keys():
+                    tasks.pop(key).cancel()
+                for name in self.usage.keys() - {replica.id for replica in self._rack.replicas}:
+                    del self.usage[name]  # its pids may be somebody else's by now
+                for key, look in looks.items():
+                    if key not in tasks:
+                        tasks[key] = asyncio.create_task(look(), name=f"watch {_name_of(key)}")
+                going = [task for task in tasks.values() if not task.done()]  # without cards one ends by itself
+                await asyncio.wait(going, timeout=self._settings.sample_s)
+                failed = [
+                    key for key, task in tasks.items() if task.done() and not task.cancelled() and task.exception()
+                ]
+                for key in failed:
+                    error = tasks.pop(key).exception()
+                    self._rack.journal.error(
+                        "watch_failed",
+                        f"the look at {_name_of(key)} failed: {error!r}; begun anew",
+                        hint="a fault of llamarack: llamarack support collects what its makers need",
+                        traceback=traceback.format_exception(error),
+                    )
+                if failed:
+                    await asyncio.sleep(self._settings.sample_s)
         finally:
-            for task in (*looking.values(), *others):
+            for task in tasks.values():
                 task.cancel()
-            await asyncio.gather(*looking.values(), *others, return_exceptions=True)
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
 
     async def _watch_host(self) -> None:
         while True:
@@ -222,3 +244,7 @@ class Watch:
             f"no token for {format_duration(still_s)} ({what}), and no answer when asked",
             "the engine is ended and started again; its log may tell what it waited for",
         )
+
+
+def _name_of(watched: Replica | str) -> str:
+    return watched if isinstance(watched, str) else watched.id
