@@ -20,6 +20,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -242,7 +243,8 @@ def _trapped(service: Service, rack: Rack, *, has_demo: bool) -> dict[str, Any]:
 
 
 def _serve(service: Service, rack: Rack, output: Path, *, is_quick: bool) -> dict[str, Any]:
-    """Served, asked, measured, stopped."""
+    """Served, asked, measured, stopped. `output`: anew; an earlier run in this folder may have left one."""
+    shutil.rmtree(output, ignore_errors=True)
     started = time.monotonic()
     service.run(rack.command, "serve", str(rack.target), "--port", "0", "--rack", "offline", "--detach")
     serve_s = time.monotonic() - started
