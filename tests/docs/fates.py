@@ -23,8 +23,8 @@ NO_COMMANDS = {"ARCHITECTURE.md", "docs/reference/cli.md"}
 # finds what there is, `plan` may say that it does not fit.
 QUICK: Mapping[str, set[int]] = {"plan": {0, 4}, "check": {0, 3}, "schema": {0}, "export": {0}, "keys": {0}}
 FOLLOWS = 124  # of timeout(1): what ends at Ctrl-C alone is ended so
-# Run on a rack of a tiny model by tests/docs/test_rack_commands.py, in the order of the documents. 6, 7: a few requests
-# prove nothing, and the commands say so.
+# Run on a rack of the demo model by tests/docs/test_rack_commands.py, in the order of the documents. 6, 7: a few
+# requests prove nothing, and the commands say so.
 ON_RACK: Mapping[str, set[int]] = {
     "serve": {0},
     "status": {0, FOLLOWS},
@@ -33,7 +33,6 @@ ON_RACK: Mapping[str, set[int]] = {
     "verify": {0, 6, 7},
     "compare": {0, 6, 7},
     "acceptance": {0, 6, 7},
-    "tune": {0, 7},
     "engine list": {0},
     "sha256sum": {0},
 }
@@ -60,7 +59,10 @@ ELSEWHERE: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "promtool check config /etc/prometheus/prometheus.yml": ("tests/test_monitoring.py", ('("check", "config"',)),
 }
 _NETWORK = "another project's command, and it needs a network"
+_TUNE = "starts the engine a dozen times: minutes; its search and its measuring have tests in tests/measure"
 NOT_RUN: Mapping[str, str] = {
+    "llamarack tune rack.yaml --slo ttft:1000,tpot:100": _TUNE,
+    "llamarack tune rack.yaml --concurrency 8 --input-tokens 512 --output-tokens 128 --requests 60": _TUNE,
     "make demo": "installs from a package index and serves until Ctrl-C; tests/test_real_rack.py runs `demo`",
     "make test": "it is what runs these tests",
     ". .venv/bin/activate": "changes the reader's own shell; made by Python's venv",

@@ -1,46 +1,52 @@
-"""Commands of the documents that need a rack, in their order, on one rack of a tiny model with the real llama.cpp.
+"""Commands of the documents that need a rack, in their order, on one rack of the demo model with the real llama.cpp.
 
 Each is run as it stands, with less load: the options of `_SMALL` follow it, and the last of an option counts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import shutil
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from socket import create_connection
 
 import pytest
 import yaml
 
+from llamarack.errors import ModelError
+from llamarack.model.demo import demo_model
+from llamarack.paths import cache_dir
 from tests.docs.fates import NO_COMMANDS, ON_RACK, WHOLE_DOCUMENTS, fates, verb
 from tests.docs.reading import DOCUMENTS, ROOT, Command, typed
 from tests.supervise.conftest import left_of
-from tests.tiny_model import write_tiny_llama
-from tests.tiny_model_hf import write_tiny_hf_llama
 
 pytestmark = pytest.mark.llamacpp
 _TIMEOUT_S = 300.0
 _HERE = "tests/docs/test_rack_commands.py"
-_FAKE_ENGINE = ROOT / "tests" / "fake_engine.py"
-_FEW = ["--requests", "4", "--input-tokens", "12", "--output-tokens", "3"]
+_FEW = ["--requests", "4", "--input-tokens", "64", "--output-tokens", "3"]
 _SMALL = {
     "serve": ["--detach"],
     "bench": _FEW,
-    "tune": ["--concurrency", "2", "--requests", "20", "--input-tokens", "12", "--output-tokens", "2"],
-    "verify": ["--questions", "1", "--output-tokens", "3", "--load-streams", "0", "--no-restart"],
+    "verify": [
+        "--prompts", "business-en", "--questions", "1", "--output-tokens", "3", "--load-streams", "0", "--no-restart",
+    ],
     "acceptance": [
-        "--questions", "1", "--answer-tokens", "3", "--requests", "4", "--repeat", "1", "--input-tokens", "12",
-        "--output-tokens", "3", "--concurrency", "1", "--no-functional",
+        "--prompts", "business-en", "--questions", "1", "--answer-tokens", "3", "--requests", "4", "--repeat", "1",
+        "--input-tokens", "64", "--output-tokens", "3", "--concurrency", "1", "--no-functional",
     ],
 }  # fmt: skip
 _NAME = "llama-2-13b-chat.Q8_0"  # as `plan -o` names it, by the file
-_LIMITS = {"context_tokens": 512, "sequences": 2, "threads": 1, "batch_tokens": 128}
+_LIMITS = {"context_tokens": 1024, "sequences": 2, "threads": 1}
 
 
 def _commands() -> list[Command]:
@@ -99,33 +105,62 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    try:
+        demo = demo_model(cache_dir(), print)
+    except ModelError as error:
+        pytest.skip(f"the demo model cannot be fetched: {error}")
     folder = tmp_path_factory.mktemp("reader")
     (folder / "models").mkdir()
-    model = write_tiny_llama(folder / "models" / "llama-2-13b-chat.Q8_0.gguf", speaks=True)
-    (folder / "model.gguf").symlink_to(model)
-    write_tiny_hf_llama(folder / "tiny-hf")
+    model = folder / "models" / "llama-2-13b-chat.Q8_0.gguf"
+    for name in (model, folder / "model.gguf"):
+        name.symlink_to(demo)
     for name in ("rack", "one-card", "two-cards", "fp16", "q8", "before", "after"):
         served = {"name": _NAME, "path": str(model), "gpus": [], "limits": _LIMITS}
         value = {"models": [served], "gateway": {"port": 0, "max_queue_s": 300}}
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(value))
     reader = Reader(folder)
-    engine = subprocess.Popen([sys.executable, "-I", str(_FAKE_ENGINE), "--socket", str(folder / "gateway.sock")])
     try:
         for command in _commands():
             if verb(command) == "serve":
                 reader.served[command.text] = reader.run(command)
         status = json.loads(reader.shell('"$PYTHON" -m llamarack status --rack rack --json').stdout)
-        reader.url = f"http://127.0.0.1:{status['gateway']['port']}"
-        yield reader
+        port = status["gateway"]["port"]
+        reader.url = f"http://127.0.0.1:{port}"
+        with _relayed(folder / "gateway.sock", port):
+            yield reader
     finally:
-        engine.kill()
-        engine.wait()
-        (folder / "gateway.sock").unlink(missing_ok=True)
         reader.shell('"$PYTHON" -m llamarack stop --rack rack')
     deadline = time.monotonic() + 60
     while left_of(folder) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left_of(folder)
+
+
+@contextlib.contextmanager
+def _relayed(socket: Path, port: int) -> Iterator[None]:
+    """The rack's door as a Unix socket, such as a reader's proxy may have."""
+
+    class Relay(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with create_connection(("127.0.0.1", port)) as inner:
+                ends = {self.request: inner, inner: self.request}
+                while True:
+                    for ready in select.select(list(ends), [], [])[0]:
+                        data = ready.recv(65536)
+                        if not data:
+                            return
+                        ends[ready].sendall(data)
+
+    with socketserver.ThreadingUnixStreamServer(str(socket), Relay) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+            socket.unlink()
 
 
 @pytest.mark.parametrize("command", _commands(), ids=str)
