@@ -84,8 +84,12 @@ def test_limit_is_unknown_without_the_servers_own_batch() -> None:
 def test_engines_own_count_of_its_work_comes_first() -> None:
     point = _point(4.0)
     assert point.repeats[0].server is not None
-    moved = {"estimated_read_bytes_per_s": 0.9e8, "estimated_write_bytes_per_s": 0.1e8}
-    server = replace(point.repeats[0].server, estimated_flop_per_s=4e8, **moved)
+    server = replace(
+        point.repeats[0].server,
+        estimated_flop_per_s=4e8,
+        estimated_read_bytes_per_s=0.9e8,
+        estimated_write_bytes_per_s=0.1e8,
+    )
     reached = limit_reached(
         replace(point, repeats=(replace(point.repeats[0], server=server),)),
         replicas=2,
