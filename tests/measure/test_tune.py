@@ -52,7 +52,9 @@ def seen(trial: Trial, rate: float | None, *, is_full: bool = False, took_s: flo
     )
 
 
-def machine(*, batch_knee: int, sequences_knee: int, file: float = 2.0, full_at: int = 10_000) -> Callable[[Trial], Outcome]:
+def machine(
+    *, batch_knee: int, sequences_knee: int, file: float = 2.0, full_at: int = 10_000
+) -> Callable[[Trial], Outcome]:
     """Goodput grows with both until their knees; memory ends at `full_at` sequences."""
 
     def outcome(trial: Trial) -> Outcome:
