@@ -48,6 +48,8 @@ _FROM_SOURCE = {
     "RuntimeError: Worker failed with error 'FP8 KV cache on CPU requires x86 with AVX-512 or AMX.', please check": (
         "unsupported_kv_dtype"
     ),
+    "ValueError: current platform cpu does not support ray.": "ray_not_supported",
+    "ValueError: Failed to import Ray: No module named 'ray'.Please install Ray with `pip install ray`.": "ray_missing",
     "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update": "driver_too_old",
     "[rank1]: RuntimeError: For FP8 input, output must have dtype BF16": "kv_dtype_needs_bfloat16",
     "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE": "collective_failed",

@@ -41,6 +41,18 @@ FATAL = (
         hint="limits.kv_dtype: f16",
     ),
     FatalLine(
+        pattern=r"current platform (\w+) does not support ray",
+        cause="ray_not_supported",
+        message="vLLM's Ray launch does not know the platform {0}",
+        hint="without distributed-executor-backend in engine_args vLLM starts the ranks itself; several machines: nnodes",
+    ),
+    FatalLine(
+        pattern=r"Failed to import Ray",
+        cause="ray_missing",
+        message="Ray is not in the engine's environment",
+        hint="install ray with the pip of engine_python, or leave distributed-executor-backend out of engine_args",
+    ),
+    FatalLine(
         pattern=r"(?:NVIDIA driver on your system is too old|CUDA driver version is insufficient"
         r"|forward compatibility was attempted|PTX was compiled with an unsupported toolchain)",
         cause="driver_too_old",
