@@ -37,6 +37,7 @@ _FEW = ["--requests", "4", "--input-tokens", "64", "--output-tokens", "3"]
 _SMALL = {
     "serve": ["--detach"],
     "bench": _FEW,
+    "compare": ["--accept-invalid"],  # which those few requests are
     "verify": [
         "--prompts", "business-en", "--questions", "1", "--output-tokens", "3", "--load-streams", "0", "--no-restart",
     ],
