@@ -37,6 +37,7 @@ _FEW = ["--requests", "4", "--input-tokens", "64", "--output-tokens", "3"]
 _SMALL = {
     "serve": ["--detach"],
     "bench": _FEW,
+    "compare": ["--accept-invalid"],  # which those few requests are
     "verify": [
         "--prompts", "business-en", "--questions", "1", "--output-tokens", "3", "--load-streams", "0", "--no-restart",
     ],
@@ -112,8 +113,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     folder = tmp_path_factory.mktemp("reader")
     (folder / "models").mkdir()
     model = folder / "models" / "llama-2-13b-chat.Q8_0.gguf"
-    for link in (model, folder / "model.gguf"):
-        link.symlink_to(demo)
+    for place in (model, folder / "model.gguf"):
+        place.symlink_to(demo)
     for name in ("rack", "one-card", "two-cards", "fp16", "q8", "before", "after"):
         served = {"name": _NAME, "path": str(model), "gpus": [], "limits": _LIMITS}
         value = {"models": [served], "gateway": {"port": 0, "max_queue_s": 300}}
