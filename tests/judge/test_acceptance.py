@@ -9,17 +9,17 @@ from xml.etree import ElementTree
 
 import pytest
 
-from llamarack.errors import LlamarackError, UsageError
+from llamarack.errors import InvalidRun, LlamarackError, UsageError
 from llamarack.hardware.finding import Finding, Severity
 from llamarack.judge.acceptance import (
     AcceptanceResult,
     Outcome,
     Step,
     ends_the_run,
-    failed_step,
     saved_bench,
     saved_reference,
     skipped_rest,
+    step_of_error,
     verdict_of,
 )
 from llamarack.judge.bench_run import read_bench_run
@@ -95,13 +95,19 @@ def test_failed_check_or_start_ends_the_run_and_names_itself_in_what_is_skipped(
     assert verdict_of([*failed, *rest]) is Decision.NO_GO
 
 
-def test_error_becomes_a_failed_step_with_its_hint() -> None:
-    step = failed_step(
+def test_error_becomes_a_step_of_error_with_its_hint() -> None:
+    step = step_of_error(
         "verify", UsageError("no such side\nmore of it", hint="--reference FILE"), prefix="no reference: "
     )
     assert (step.outcome, step.summary) == (Outcome.FAILED, "no reference: no such side")
     assert step.details == ("no such side\nmore of it", "hint: --reference FILE")
-    assert failed_step("serve", LlamarackError("")).summary == "failed"
+    assert step_of_error("serve", LlamarackError("")).summary == "failed"
+
+
+def test_invalid_run_to_compare_with_is_no_fault_of_the_deployment() -> None:
+    step = step_of_error("compare", InvalidRun("the run `a` is invalid", hint="measure again"))
+    assert step.outcome is Outcome.INCONCLUSIVE
+    assert verdict_of([*steps()[:4], step]) is Decision.INCONCLUSIVE
 
 
 def test_base_is_an_acceptance_or_a_bench(tmp_path: Path) -> None:

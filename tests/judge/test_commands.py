@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from llamarack.measure.result import read_result, write_result
 from tests.judge.bench_folders import write_bench_folder
+from tests.tiny_model import write_tiny_llama
 
 pytestmark = pytest.mark.process
 TIMEOUT_S = 120
@@ -83,6 +86,16 @@ def test_mistake_is_one_sentence_with_what_to_type(runs: Path, words: tuple[str,
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_acceptance_refuses_a_base_that_proves_nothing_before_it_starts(runs: Path) -> None:
+    model = write_tiny_llama(runs / "tiny.gguf")
+    result = read_result(runs / "before")
+    write_result(replace(result, valid=False), runs / "before")
+    done = llamarack("acceptance", str(model), "--base", "before", "-o", "out", cwd=runs)
+    assert done.returncode == 7, done.stderr
+    assert "`before` is invalid" in done.stderr
+    assert not (runs / "out").exists()
 
 
 def test_verify_tells_where_nothing_answers(runs: Path) -> None:

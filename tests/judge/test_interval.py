@@ -85,3 +85,16 @@ def test_more_checks_ask_for_stronger_evidence() -> None:
     assert many.strict_low < one.strict_low
     assert many.detectable_fraction > one.detectable_fraction
     assert math.isfinite(many.strict_low)
+
+
+def test_line_through_a_machine_that_changed_by_a_step_makes_nobody_surely_worse() -> None:
+    """Per-token times of five real rounds of one deployment against itself, in turns; half of the way through a
+    neighbour went. With the line taken out the pairs look alike, and all are slower.
+    """
+    base, again = [0.0303, 0.0239, 0.0134, 0.0154, 0.0140], [0.0296, 0.0367, 0.0147, 0.0187, 0.0205]
+    taken_s = ([0.0, 91.0, 116.0, 131.0, 190.0], [19.0, 57.0, 123.0, 139.0, 165.0])
+    seen = effect_of(
+        base, again, is_higher_better=False, is_paired=True, confidence=0.95, checks=3, times_s=taken_s
+    )  # fmt: skip
+    assert seen is not None
+    assert seen.strict_low < 0 < seen.worse_fraction

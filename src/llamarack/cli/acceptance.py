@@ -18,7 +18,8 @@ from llamarack.cli.facts import chosen_model
 from llamarack.cli.serve import load_target, rack_name
 from llamarack.cli.verify import question_passes
 from llamarack.errors import UsageError
-from llamarack.judge.acceptance import saved_reference, to_json
+from llamarack.judge.acceptance import saved_bench, saved_reference, to_json
+from llamarack.judge.bench_run import read_bench_run
 from llamarack.judge.gates import load_gates
 from llamarack.paths import rack_paths
 from llamarack.report.acceptance import print_acceptance, write_acceptance_report
@@ -51,6 +52,8 @@ def acceptance(
     """Prove a deployment before it is handed over: exit code 0 for GO, 6 for NO-GO, 7 for INCONCLUSIVE."""
     deployment = load_target(file, host=None, port=None)
     served = chosen_model(deployment, model)
+    if base is not None:
+        read_bench_run(str(saved_bench(base)))  # one that proves nothing is refused before anything starts
     asked = Asked(
         file=file,
         whole=deployment,

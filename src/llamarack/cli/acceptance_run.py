@@ -27,9 +27,9 @@ from llamarack.judge.acceptance import (
     AcceptanceResult,
     Step,
     ends_the_run,
-    failed_step,
     saved_bench,
     skipped_rest,
+    step_of_error,
     verdict_of,
     write_result,
 )
@@ -146,7 +146,7 @@ class AcceptanceRun:
         try:
             step = await work()
         except LlamarackError as error:
-            step = failed_step(name, error)
+            step = step_of_error(name, error)
         self._add(step, time.monotonic() - begun)
         if ends_the_run(step):
             raise _Over
@@ -175,7 +175,7 @@ class AcceptanceRun:
             sides = Sides(passes=self.asked.passes, key_file=None, timeout_s=_REQUEST_TIMEOUT_S)
             return await sides.reference(self.asked.reference, None, restart=False)
         except LlamarackError as error:
-            self._add(failed_step("verify", error, prefix="no reference: "), time.monotonic() - begun)
+            self._add(step_of_error("verify", error, prefix="no reference: "), time.monotonic() - begun)
             raise _Over from error
 
     async def _with_rack(self, reference: Collection | None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter
 
-from llamarack.errors import LlamarackError
+from llamarack.errors import InvalidRun, LlamarackError
 from llamarack.hardware.finding import Finding, Severity
 from llamarack.judge.collection import CANDIDATE_NAME, REFERENCE_NAME
 from llamarack.judge.compare import Decision
@@ -83,11 +83,14 @@ def compare_outcome(decision: Decision) -> Outcome:
     return outcomes.get(decision, Outcome.INCONCLUSIVE)
 
 
-def failed_step(name: str, error: LlamarackError, *, prefix: str = "") -> Step:
-    """A step that ended in an error: its first line, and all of it with the hint for the report."""
+def step_of_error(name: str, error: LlamarackError, *, prefix: str = "") -> Step:
+    """A step that ended in an error: its first line, and all of it with the hint for the report. An invalid run is no
+    fault of the deployment: it proves nothing either way.
+    """
     first = error.message.splitlines()[0] if error.message else "failed"
     details = (error.message, *([f"hint: {error.hint}"] if error.hint else []))
-    return Step(name=name, outcome=Outcome.FAILED, summary=f"{prefix}{first}", details=details)
+    outcome = Outcome.INCONCLUSIVE if isinstance(error, InvalidRun) else Outcome.FAILED
+    return Step(name=name, outcome=outcome, summary=f"{prefix}{first}", details=details)
 
 
 def ends_the_run(step: Step) -> bool:

@@ -8,7 +8,8 @@ bootstrap", section 5.2).
 
 Interleaved runs are compared pair by pair. Where one side always comes first, a machine that warms up makes the other
 look worse by one step of its drift: a straight line through the pairs over time is taken out, and its uncertainty
-counts.
+counts. A machine whose neighbours come and go drifts by steps, and a line through steps can make pairs look more alike
+than they are: the interval is the union of the pairs' own and of those without the line.
 """
 
 from __future__ import annotations
@@ -61,35 +62,58 @@ def effect_of(
     a = sign * np.log(np.asarray(base, dtype=np.float64))
     b = sign * np.log(np.asarray(new, dtype=np.float64))
     is_paired = is_paired and len(a) == len(b)
-    if is_paired:
-        pairs, slope_error = _without_drift(b - a, (a + b) / 2, times_s)
-        middle, freedom = float(pairs.mean()), float(len(pairs) - 1)
-        error = math.hypot(float(pairs.std(ddof=1)) / math.sqrt(len(pairs)), slope_error)
-        drawn = _resampled(pairs, seed)
-    else:
-        middle = float(b.mean() - a.mean())
-        error, freedom = _standard_error(a, b)
-        drawn = _resampled(b, seed) - _resampled(a, seed + 1)
+    views = _paired_views(a, b, times_s, seed) if is_paired else [_unpaired_view(a, b, seed)]
     alpha, n = 1 - confidence, min(len(a), len(b))
     strict = alpha / max(1, checks)
-    low, high = _bounds(drawn, middle, error, freedom, alpha, n)
-    strict_low, _ = _bounds(drawn, middle, error, freedom, strict, n)
-    reach = (student_t(1 - strict / 2, freedom) + student_t(_POWER, freedom)) * error
+    ends = [_bounds(view, alpha, n) for view in views]
     return Effect(
-        worse_fraction=math.expm1(middle),
-        interval=Interval(low=math.expm1(low), high=math.expm1(high)),
-        strict_low=math.expm1(strict_low),
-        detectable_fraction=math.expm1(reach),
+        worse_fraction=math.expm1(views[-1].middle),
+        interval=Interval(low=math.expm1(min(low for low, _ in ends)), high=math.expm1(max(high for _, high in ends))),
+        strict_low=math.expm1(min(_bounds(view, strict, n)[0] for view in views)),
+        detectable_fraction=math.expm1(max(_reach(view, strict) for view in views)),
         is_paired=is_paired,
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _View:
+    """One way to see a difference, on the log scale. `drawn`: means of resamples, `(resamples,)`."""
+
+    middle: float
+    error: float
+    freedom: float
+    drawn: Floats
+
+
+def _paired_views(
+    a: Floats, b: Floats, times_s: tuple[Sequence[float], Sequence[float]] | None, seed: int
+) -> list[_View]:
+    """Pairs as they are, then without the machine's drift."""
+    views = [_pairs_view(b - a, 0.0, seed)]
+    if times_s is not None and len(a) >= _DRIFT_PAIRS:
+        views.append(_pairs_view(*_without_drift(b - a, (a + b) / 2, times_s), seed))
+    return views
+
+
+def _pairs_view(pairs: Floats, slope_error: float, seed: int) -> _View:
+    error = math.hypot(float(pairs.std(ddof=1)) / math.sqrt(len(pairs)), slope_error)
+    return _View(middle=float(pairs.mean()), error=error, freedom=float(len(pairs) - 1), drawn=_resampled(pairs, seed))
+
+
+def _unpaired_view(a: Floats, b: Floats, seed: int) -> _View:
+    error, freedom = _standard_error(a, b)
+    drawn = _resampled(b, seed) - _resampled(a, seed + 1)
+    return _View(middle=float(b.mean() - a.mean()), error=error, freedom=freedom, drawn=drawn)
+
+
+def _reach(view: _View, strict: float) -> float:
+    return (student_t(1 - strict / 2, view.freedom) + student_t(_POWER, view.freedom)) * view.error
+
+
 def _without_drift(
-    pairs: Floats, middles: Floats, times_s: tuple[Sequence[float], Sequence[float]] | None
+    pairs: Floats, middles: Floats, times_s: tuple[Sequence[float], Sequence[float]]
 ) -> tuple[Floats, float]:
     """Differences of pairs without what the machine's drift adds to them, and the standard error of that."""
-    if times_s is None or len(pairs) < _DRIFT_PAIRS:
-        return pairs, 0.0
     first, second = (np.asarray(side, dtype=np.float64) for side in times_s)
     lags, at = second - first, (first + second) / 2
     at = at - at.mean()
@@ -116,11 +140,11 @@ def _standard_error(a: Floats, b: Floats) -> tuple[float, float]:
     return math.sqrt(u + v), (u + v) ** 2 / (u * u / (len(a) - 1) + v * v / (len(b) - 1))
 
 
-def _bounds(drawn: Floats, middle: float, error: float, freedom: float, alpha: float, n: int) -> tuple[float, float]:
-    half = student_t(1 - alpha / 2, freedom) * error
+def _bounds(view: _View, alpha: float, n: int) -> tuple[float, float]:
+    half = student_t(1 - alpha / 2, view.freedom) * view.error
     expanded = NormalDist().cdf(math.sqrt(n / (n - 1)) * student_t(alpha / 2, n - 1))
-    low, high = np.quantile(drawn, [expanded, 1 - expanded])
-    return min(middle - half, float(low)), max(middle + half, float(high))
+    low, high = np.quantile(view.drawn, [expanded, 1 - expanded])
+    return min(view.middle - half, float(low)), max(view.middle + half, float(high))
 
 
 @lru_cache(maxsize=512)
