@@ -19,11 +19,12 @@ test: check
 test-java: $(DEVELOPMENT)
 	$(BIN)/python -m pytest -m java
 
-# The real vLLM on the processor, in an environment of its own: several minutes to install, some twenty to run.
+# The real vLLM on the processor, in an environment of its own: several minutes to install, some thirty to run.
+VLLM_TESTS ?= tests
 test-vllm: $(DEVELOPMENT)
 	python=$$(LLAMARACK_STATE_DIR=$(CURDIR)/build/vllm $(BIN)/llamarack engine install vllm --cpu) && \
 	  $$python -m pip install --quiet --disable-pip-version-check accelerate gguf && \
-	  LLAMARACK_REQUIRE_TIERS=vllm LLAMARACK_VLLM_PYTHON=$$python $(BIN)/python -m pytest -m vllm
+	  LLAMARACK_REQUIRE_TIERS=vllm LLAMARACK_VLLM_PYTHON=$$python $(BIN)/python -m pytest -m vllm $(VLLM_TESTS)
 
 # llama.cpp compiled for this machine, with its RPC devices: 20 minutes on two cores the first time.
 test-native: $(DEVELOPMENT)

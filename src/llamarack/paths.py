@@ -20,7 +20,7 @@ from llamarack.errors import UsageError
 
 # sun_path holds 108 bytes with its end mark (unix(7)); the longest name below a rack's socket folder is
 # `<replica>.engine.sock`.
-_SOCKET_PATH_MAX_BYTES = 107
+SOCKET_PATH_MAX_BYTES = 107
 _SOCKET_NAME_MAX_BYTES = 40
 INSTALL_MARK = "llamarack-install.json"  # written by the installer of a bundle (ship/installer)
 _RACK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -128,7 +128,7 @@ def rack_paths(name: str, given_state_dir: Path | None = None) -> RackPaths:
         )
     folder = state_dir(given_state_dir) / "racks" / name
     sockets = folder / "sockets"
-    if len(os.fsencode(sockets)) + 1 + _SOCKET_NAME_MAX_BYTES > _SOCKET_PATH_MAX_BYTES:
+    if len(os.fsencode(sockets)) + 1 + _SOCKET_NAME_MAX_BYTES > SOCKET_PATH_MAX_BYTES:
         short = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
         sockets = Path(tempfile.gettempdir()) / f"llamarack-{os.getuid()}-{short}"
     elsewhere = log_dir()

