@@ -62,7 +62,10 @@ _NETWORK = "another project's command, and it needs a network"
 _TUNE = "starts the engine a dozen times: minutes; its search and its measuring have tests in tests/measure"
 NOT_RUN: Mapping[str, str] = {
     "llamarack tune rack.yaml --slo ttft:1000,tpot:100": _TUNE,
-    "llamarack tune rack.yaml --concurrency 8 --input-tokens 512 --output-tokens 128 --requests 60": _TUNE,
+    "llamarack tune rack.yaml --concurrency 8,16,32 --input-tokens 512 --output-tokens 128": _TUNE,
+    "llamarack tune rack.yaml --batch-tokens 512,2048,8192 --sequences 128,256 --budget 30m": _TUNE,
+    "llamarack tune rack.yaml --context 2048,4096": _TUNE,
+    "llamarack tune rack.yaml --also model.Q4_K_M.gguf,model-hf/": _TUNE,
     "make demo": "installs from a package index and serves until Ctrl-C; tests/test_real_rack.py runs `demo`",
     "make test": "it is what runs these tests",
     ". .venv/bin/activate": "changes the reader's own shell; made by Python's venv",

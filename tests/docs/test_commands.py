@@ -15,7 +15,7 @@ from llamarack import cli
 from llamarack.plan.reference import LLAMA2
 from tests.docs.fates import QUICK
 from tests.docs.reading import DOCUMENTS, ROOT, Command, anchors, blocks, commands, links
-from tests.plan.files import sparse_gguf
+from tests.plan.files import sparse_gguf, sparse_safetensors
 
 OURS = [command for document in DOCUMENTS for command in commands(document, "llamarack")]
 MADE = [command for document in DOCUMENTS for command in commands(document, "make")]
@@ -26,6 +26,17 @@ models:
     path: {models}/llama-2-13b-chat.Q8_0.gguf
     gpus: []
     limits: {{context_tokens: 4096, sequences: 2}}
+gateway: {{host: 0.0.0.0, port: 8080, api_keys_file: keys.yaml}}
+"""
+_SPREAD = """\
+schema_version: 1
+models:
+  - name: m
+    path: {models}/Llama-2-13b-chat-hf
+    engine: vllm
+    tensor_parallel: 4
+    gpus: [0, 1]
+    engine_args: {{nnodes: 2, master-addr: 10.0.0.1}}
 gateway: {{host: 0.0.0.0, port: 8080, api_keys_file: keys.yaml}}
 """
 
@@ -46,6 +57,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     models.mkdir()
     for size, label in (("13B", "Q8_0"), ("13B", "Q4_K_M"), ("70B", "Q4_K_M")):
         sparse_gguf(models / f"llama-2-{size.lower()}-chat.{label}.gguf", LLAMA2[size], label)
+    sparse_safetensors(models / "Llama-2-13b-chat-hf", LLAMA2["13B"])
     (folder / "model.gguf").symlink_to(models / "llama-2-13b-chat.Q8_0.gguf")
     add = [sys.executable, "-m", "llamarack", "keys", "add", "reader", "--file", "keys.yaml"]
     subprocess.run(add, cwd=folder, capture_output=True, timeout=60, check=True)
@@ -94,7 +106,8 @@ def test_quick_command_runs_as_it_stands(command: Command, place: Path, monkeypa
         (place / "hardware.json").write_bytes(shown.stdout)
     for word in words:
         if word.endswith(".yaml") and word != "keys.yaml":  # anew, since a command before may have written it
-            (place / word).write_text(_RACK.format(models=place / "models"))
+            text = _SPREAD if word == "spread.yaml" else _RACK
+            (place / word).write_text(text.format(models=place / "models"))
     done = subprocess.run(
         [sys.executable, "-m", "llamarack", *words], cwd=place, capture_output=True, text=True, timeout=180
     )
