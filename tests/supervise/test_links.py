@@ -1,7 +1,7 @@
 import json
 
 from llamarack.hardware.detect import machine_of
-from llamarack.supervise.status import links_record
+from llamarack.supervise.preparing import links_record
 from tests.hardware.recorded import nvml_record
 
 

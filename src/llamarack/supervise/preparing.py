@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from llamarack.supervise.memory_file import Memory
 from llamarack.supervise.own_memory import living_engines, without_engines
 from llamarack.supervise.replica_record import ReplicaSpec
 from llamarack.supervise.spec_json import spec_from_json
-from llamarack.supervise.status import links_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,3 +104,8 @@ def _judge(model: Model, specs: dict[Path, ModelSpec]) -> list[str]:
             if finding.severity is Severity.WARNING and not (model.chat_template and "template" in finding.code):
                 told.append(f"{model.name}: {finding.seen}; {finding.fix}")
     return told
+
+
+def links_record(machine: Machine) -> list[dict[str, Any]]:
+    """Each direction between two cards: `index` to `peer_index`."""
+    return [{"index": card.index, **asdict(link)} for card in machine.cards for link in card.links]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from llamarack.hardware.machine import Machine
 from llamarack.supervise.generation import generation_of
 from llamarack.supervise.replica import Replica
 from llamarack.supervise.state import State
@@ -51,11 +50,6 @@ def status_record(supervisor: Supervisor) -> dict[str, Any]:
         "links": supervisor.links,
         "events": [asdict(entry) for entry in list(supervisor.journal.recent)[-_EVENTS_IN_STATUS:]],
     }
-
-
-def links_record(machine: Machine) -> list[dict[str, Any]]:
-    """Each direction between two cards: `index` to `peer_index`."""
-    return [{"index": card.index, **asdict(link)} for card in machine.cards for link in card.links]
 
 
 def events_record(supervisor: Supervisor, limit: int) -> dict[str, Any]:
