@@ -64,13 +64,29 @@ def test_vllm_terms_within_2_percent_and_the_card_within_1():
     (card,) = plan.cards
     assert card.terms.weights_bytes / GIB == pytest.approx(12.55, rel=0.02)
     assert card.terms.kv_bytes / GIB == pytest.approx(115.06, rel=0.02)
-    assert card.terms.graphs_bytes / GIB == pytest.approx(0.73, rel=0.02)
+    assert card.terms.graphs_bytes / GIB == pytest.approx(0.73, rel=0.07)  # 0.69 in another start
     assert card.total_bytes / MIB == pytest.approx(132_605, rel=0.01)
     assert card.total_high_bytes / MIB >= 132_605
     tokens = int(plan.reasons[0].split("holds ")[1].split(" tokens")[0].replace(",", ""))
     assert tokens == pytest.approx(235_632, rel=0.01)
     assert plan.max_sequences == 57
     assert plan.fits
+
+
+def _starts_of_vllm():
+    return [row for row in json.loads(_ONE_CARD.read_text())["memory"] if row["engine"] == "vllm"]
+
+
+@pytest.mark.parametrize("row", _starts_of_vllm(), ids=lambda row: "{size} {weights}".format(**row))
+def test_vllm_terms_of_every_start(row):
+    size = {"7b": LLAMA2_7B, "13b": LLAMA2_13B}[row["size"]]
+    spec = safetensors_spec(size, "fp8" if row["weights"] == "FP8" else "f16")
+    (card,) = plan_group(
+        spec, Group(engine="vllm", limits=Limits(**row["limits"])), machine(h200()), model_name="m"
+    ).cards
+    for name, bound in (("weights_bytes", 0.005), ("kv_bytes", 0.001), ("graphs_bytes", 0.04)):
+        assert getattr(card.terms, name) == pytest.approx(row["reported"][name], rel=bound)
+    assert card.total_bytes / MIB == pytest.approx(row["nvidia_smi_mib"], rel=0.003)
 
 
 def _speeds():

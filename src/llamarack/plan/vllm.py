@@ -36,6 +36,7 @@ class Settings:
 class Constants:
     version: str
     graph_mib_per_size_layer: float
+    graph_bytes_per_token_channel: float
     reserved_mib: int
     verified: bool = True
 
@@ -121,14 +122,18 @@ def _rank_load(
         weights_bytes=stage.weights_bytes,
         compute_bytes=compute,
         compute_high_bytes=round(compute * activation["high_factor"]),
-        graphs_bytes=round(
-            constants.graph_mib_per_size_layer * MIB * len(graph_sizes(settings.sequences)) * len(stage.layers)
-        ),
+        graphs_bytes=_graphs_bytes(constants, graph_sizes(settings.sequences), len(stage.layers), spec.hidden_size),
         sampler_bytes=sampler + tables,
         communication_bytes=communication * MIB,
         page_bytes=round(BLOCK_TOKENS * elements * element_bytes),
         start_bytes=compute + constants.reserved_mib * MIB,
     )
+
+
+def _graphs_bytes(constants: Constants, sizes: Sequence[int], layers: int, hidden_size: int) -> int:
+    """A part for every graph and layer, and what the largest graph keeps of its activations."""
+    of_each = constants.graph_mib_per_size_layer * MIB * len(sizes) * layers
+    return round(of_each + constants.graph_bytes_per_token_channel * sizes[-1] * hidden_size)
 
 
 def graph_sizes(sequences: int) -> list[int]:
