@@ -258,8 +258,9 @@ class _Run:
         tokens = f"{load.prompts}, {load.output_tokens} tokens at most"
         if load.input_tokens is not None:
             tokens = f"{load.input_tokens} + {load.output_tokens} tokens"
+        version = f" {first.engine_version}" if first.engine_version else ""
         self._people.print(
-            f"{escape(self._subject.model)}: {first.precision} on {first.engine} {first.engine_version or ''}; promise "
+            f"{escape(self._subject.model)}: {first.precision} on {first.engine}{version}; promise "
             f"{load.slo}; {levels}; {requests_text(load.requests)} requests of {tokens} at each"
         )
         most = self._space.most_trials
