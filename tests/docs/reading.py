@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+_MADE = {"target", "node_modules"}  # what a build of the clients leaves there, with documents of others
 DOCUMENTS = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("clients/**/*.md"), *ROOT.glob("examples/**/*.md")]
+    path
+    for pattern in ("*.md", "docs/**/*.md", "clients/**/*.md", "examples/**/*.md")
+    for path in ROOT.glob(pattern)
+    if not _MADE & set(path.relative_to(ROOT).parts)
 )
 _SHELL = {"", "sh", "bash", "shell", "console"}
 
