@@ -1,6 +1,5 @@
 """`bench FILE` on the real engine: started, measured beside its plan, stopped; or measured as it runs."""
 
-import asyncio
 import json
 import os
 import subprocess
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llamarack.cli.bench import _learn, opened
+from llamarack.cli.bench import _learn, require_target
 from llamarack.errors import ModelError, UsageError
 from llamarack.measure.result import read_result
 from llamarack.model.demo import demo_model
@@ -88,13 +87,9 @@ def test_running_rack_is_measured_as_it_runs_and_left_running(file: Path, tmp_pa
     assert not left_of(tmp_path)
 
 
-def test_what_is_neither_url_nor_file_is_told_what_to_type(tmp_path: Path) -> None:
-    async def enter() -> None:
-        async with opened("localhost:8080", None, None, tmp_path):
-            pass
-
+def test_what_is_neither_url_nor_file_is_told_what_to_type() -> None:
     with pytest.raises(UsageError, match="neither a URL nor a file") as caught:
-        asyncio.run(enter())
+        require_target("localhost:8080", "bench")
     assert caught.value.hint == "llamarack bench http://localhost:8080"
 
 
