@@ -22,6 +22,7 @@ from llamarack.plan.exchange import all_reduce_s
 from llamarack.plan.record import Load, Predicted
 from llamarack.plan.shape import ModelShape
 
+_UNKNOWN = Predicted(first_token_s=None, per_token_s=None, tokens_per_s=None)
 _QUANTIZED_PREFILL_BITS = 9  # weights of fewer bits go through llama.cpp's quantised kernels
 
 
@@ -63,10 +64,9 @@ class EngineTimes:
 
 def predict(shape: ModelShape, placed: Placed, load: Load, streams: float) -> Predicted:
     """One replica with `streams` sequences at once; all None where a card's rates are not known."""
-    times = engine_times(placed.engine, placed.engine_version)
-    rates = [_rates(card) for cards, _ in placed.stages for card in cards]
-    if times is None or not rates or None in rates:
-        return Predicted(first_token_s=None, per_token_s=None, tokens_per_s=None)
+    times = _known_times(placed)
+    if times is None:
+        return _UNKNOWN
     prompt, output = lengths(load)
     step = decode_step_s(shape, placed, times, streams, prompt + output / 2)
     first = _first_token_s(shape, placed, times, streams, prompt)
@@ -80,10 +80,9 @@ def predict_closed_loop(shape: ModelShape, placed: Placed, load: Load, streams: 
     prompts are computed with one's own. In a steady state each stream's tokens wait for the prompts of all the others,
     one each in the time of a whole answer.
     """
-    times = engine_times(placed.engine, placed.engine_version)
-    rates = [_rates(card) for cards, _ in placed.stages for card in cards]
-    if times is None or not rates or None in rates:
-        return Predicted(first_token_s=None, per_token_s=None, tokens_per_s=None)
+    times = _known_times(placed)
+    if times is None:
+        return _UNKNOWN
     prompt, output = lengths(load)
     decode = decode_step_s(shape, placed, times, streams, prompt + output / 2)
     together = 1 + times.clump * (streams - 1)
@@ -93,6 +92,12 @@ def predict_closed_loop(shape: ModelShape, placed: Placed, load: Load, streams: 
     host = times.closed_fixed_ms * 1e-3 + (streams - 1) * times.closed_request_ms * 1e-3
     step = decode + (streams - 1) / output * prefill / together
     return _predicted(waited + prefill + host, step, streams, output)
+
+
+def _known_times(placed: Placed) -> EngineTimes | None:
+    """None where the engine was never measured or a card's rates are not known."""
+    rates = [_rates(card) for cards, _ in placed.stages for card in cards]
+    return engine_times(placed.engine, placed.engine_version) if rates and None not in rates else None
 
 
 def _predicted(first_s: float, step_s: float, streams: float, output: int) -> Predicted:
