@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,6 +21,7 @@ from rich.markup import escape
 
 from llamarack.cli.bench_progress import BenchProgress
 from llamarack.cli.console import people, print_entry
+from llamarack.cli.early_end import EXIT_INTERRUPTED, cancel_on_signals
 from llamarack.cli.facts import leave_facts
 from llamarack.cli.serve import load_target, rack_name
 from llamarack.cli.started_rack import started_rack
@@ -42,7 +42,7 @@ from llamarack.supervise.admin import ask
 from llamarack.units import parse_duration_s
 
 Number = TypeVar("Number", int, float)
-_EXIT_INVALID, _EXIT_INTERRUPTED, _EXIT_TERMINATED = 7, 130, 143
+_EXIT_INVALID = 7
 _UNSET = Target(url="", host="", port=0)  # known once the rack is there
 
 
@@ -129,17 +129,7 @@ def _learn(lesson: Calibration) -> None:
 
 async def _run(settings: Settings, target: str, key: str | None, ca_file: Path | None) -> tuple[BenchResult, int]:
     """Ctrl-C and SIGTERM end the run early; what was measured is kept."""
-    received: list[int] = []
-    task = asyncio.current_task()
-    assert task is not None
-
-    def stop(exit_code: int) -> None:
-        received.append(exit_code)
-        task.cancel()
-
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, stop, _EXIT_INTERRUPTED)
-    loop.add_signal_handler(signal.SIGTERM, stop, _EXIT_TERMINATED)
+    received = cancel_on_signals()
     try:
         async with opened(target, key, ca_file, settings.folder) as (server, rack):
             with BenchProgress(settings, Console(stderr=True)) as progress:
@@ -148,7 +138,7 @@ async def _run(settings: Settings, target: str, key: str | None, ca_file: Path |
                 paths = rack_paths(rack_name(Path(target)))
                 leave_facts(rack.deployment, settings.model, settings.folder, paths, is_valid=result.valid)
     except asyncio.CancelledError:
-        raise typer.Exit(received[0] if received else _EXIT_INTERRUPTED) from None
+        raise typer.Exit(received[0] if received else EXIT_INTERRUPTED) from None
     return result, received[0] if received else 0 if result.valid else _EXIT_INVALID
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ import typer
 from rich.console import Console
 
 from llamarack.cli.bench import opened, read_key, require_target
+from llamarack.cli.early_end import cancel_on_signals
 from llamarack.cli.serve import StateDir
 from llamarack.errors import UsageError
 from llamarack.measure.client import Client
@@ -25,8 +25,6 @@ from llamarack.measure.soak_result import soak_result, to_json
 from llamarack.measure.target import Endpoint, Target
 from llamarack.report.soak import RESULT_NAME, print_soak, write_soak_report
 from llamarack.units import format_duration
-
-_EXIT_INTERRUPTED, _EXIT_TERMINATED = 130, 143
 
 
 def soak(
@@ -99,22 +97,12 @@ async def _run(
         sample_s=options["sample_s"],
     )
 
-    received: list[int] = []
-    task = asyncio.current_task()
-    assert task is not None
-
-    def stop(exit_code: int) -> None:
-        if not received:
-            received.append(exit_code)
-            task.cancel()
-
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, stop, _EXIT_INTERRUPTED)
-    loop.add_signal_handler(signal.SIGTERM, stop, _EXIT_TERMINATED)
+    received = cancel_on_signals(once=True)
     people.print(f"soaks {target.url} for {format_duration(settings.duration_s)}; Ctrl-C ends it with a report")
     progress = _Progress(settings, folder, people)
     seen = await run_soak(settings, read_status=None if rack is None else rack.status, on_progress=progress.tell)
-    while task.cancelling():
+    task = asyncio.current_task()
+    while task is not None and task.cancelling():
         task.uncancel()
     result = soak_result(seen, settings)
     page = write_soak_report(result, folder)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -22,6 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from llamarack.cli.bench import levels, seconds
+from llamarack.cli.early_end import EXIT_INTERRUPTED, cancel_on_signals
 from llamarack.cli.serve import load_target, rack_name
 from llamarack.cli.started_rack import started_rack
 from llamarack.config import Deployment, to_yaml
@@ -65,7 +65,7 @@ from llamarack.report.write import write_bench_report
 from llamarack.supervise.rack_lock import is_running
 from llamarack.units import format_duration
 
-_EXIT_INCONCLUSIVE, _EXIT_INTERRUPTED, _EXIT_TERMINATED = 7, 130, 143
+_EXIT_INCONCLUSIVE = 7
 _FIRST_TRIAL = "trial-1"  # is in the folder of every run
 _UNSET = Target(url="", host="", port=0)  # each trial has its own
 
@@ -190,17 +190,7 @@ class _Run:
 
     async def run(self, start: StartRack, budget: Budget) -> tuple[TuneResult, int]:
         """Ctrl-C and SIGTERM end it early; the trial that runs is stopped, what was measured is kept."""
-        received: list[int] = []
-        task = asyncio.current_task()
-        assert task is not None
-
-        def stop(exit_code: int) -> None:
-            received.append(exit_code)
-            task.cancel()
-
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, stop, _EXIT_INTERRUPTED)
-        loop.add_signal_handler(signal.SIGTERM, stop, _EXIT_TERMINATED)
+        received = cancel_on_signals()
         self._say_what()
         listening = Listening(on_step=self._on_step, on_retry=self._on_retry, on_result=write_bench_report)
         measure = measuring(self._subject, start, self._settings, listening)
@@ -210,7 +200,7 @@ class _Run:
             )
         except asyncio.CancelledError:
             result = replace(self._result, outcomes=tuple(self._outcomes), is_interrupted=True)
-            return result, received[0] if received else _EXIT_INTERRUPTED
+            return result, received[0] if received else EXIT_INTERRUPTED
         result = self._of(found)
         is_known = any(claim.gain_fraction is not None or claim.is_better for claim in result.claims)
         return result, 0 if is_known else _EXIT_INCONCLUSIVE
