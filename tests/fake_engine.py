@@ -50,7 +50,7 @@ class Faults:
     grandchild_setsid: bool = False  # one in a session of its own
     metrics_lie: str = ""  # frozen (no token progress) | busy (one request always runs) | absent (404) | nan
     stall_small: bool = False  # /tokenize and its like never answer
-    spare_requests: int = 0  # the first N requests meet none of the faults below: warm-up makes 3
+    spare_requests: int = 0  # the first N requests meet none of the faults below: warm-up on the CPU makes 2
     header_delay_s: float = 0.0
     prefill_s: float = 0.0
     stall_prefill: bool = False
@@ -68,6 +68,7 @@ class Faults:
     no_done: bool = False  # a clean end of the body, but no [DONE]
     usage_with_finish: bool = False  # usage in the chunk that has the finish reason
     garbage: bool = False
+    garbage_requests: int = 0  # only the first N
     split_utf8: bool = False  # writes part in the middle of a character
     byte_at_a_time: bool = False
     pings: bool = False  # an SSE comment before every event
@@ -305,7 +306,8 @@ class Generation:
         self.engine = connection.engine
         self.held = 0
         self.engine.generating += 1
-        spared = self.engine.generating <= self.engine.faults.spare_requests
+        self.number = self.engine.generating
+        spared = self.number <= self.engine.faults.spare_requests
         self.faults = Faults() if spared else self.engine.faults
         if (directive := _DIRECTIVE.search(body)) is not None:
             words = dict(word.partition("=")[::2] for word in directive[1].decode().split())
@@ -374,7 +376,7 @@ class Generation:
             engine.steps += 1
         engine.prompt_tokens += self.prompt_count  # read: real engines count a prompt with its first token
         wanted = engine.answer_tokens if self.limit is None else min(self.limit, engine.answer_tokens)
-        source = GARBAGE if faults.garbage else TOKENS
+        source = GARBAGE if faults.garbage or self.number <= faults.garbage_requests else TOKENS
         piece = ""
         for number in range(wanted + 1):
             await self._happens(number)

@@ -34,6 +34,22 @@ async def test_warm_up_passes_a_sound_engine_and_refuses_garbage(tmp_path: Path)
             await warm_up(client, long_prompt_tokens=500, timeout_s=20, has_template=True)
 
 
+@pytest.mark.parametrize("is_long, requests", [(False, 2), (True, 3)])
+async def test_warm_up_sends_a_long_prompt_only_where_one_is_asked_for(
+    tmp_path: Path, is_long: bool, requests: int
+) -> None:
+    async with fake_engine(tmp_path, spare_requests=requests, refuse=500) as engine, EngineClient(engine.endpoint) as client:
+        long_prompt_tokens = 500 if is_long else None
+        assert await warm_up(client, long_prompt_tokens=long_prompt_tokens, timeout_s=20, has_template=True)
+        with pytest.raises(EngineRefused, match="500"):  # what it spared is used up
+            await client.complete("x", max_tokens=1, timeout_s=20)
+
+
+async def test_warm_up_takes_a_sample_where_the_likeliest_answer_is_bad(tmp_path: Path) -> None:
+    async with fake_engine(tmp_path, garbage_requests=2) as engine, EngineClient(engine.endpoint) as client:
+        assert await warm_up(client, long_prompt_tokens=None, timeout_s=20, has_template=True)
+
+
 async def test_spared_requests_meet_no_fault_and_the_next_does(tmp_path: Path) -> None:
     async with fake_engine(tmp_path, spare_requests=2, crash_after=1, crash_with="SIGSEGV") as engine:
         assert [bool(await complete(engine)) for _ in range(2)] == [True, True]

@@ -340,7 +340,7 @@ async def test_good_trial_gets_its_share_and_rolls_on(tmp_path: Path) -> None:
 
 
 async def test_trial_that_fails_goes_back_before_its_time(tmp_path: Path) -> None:
-    rack, ended = await _try_out(tmp_path, {"refuse": 500, "spare_requests": 3}, for_s=3600)
+    rack, ended = await _try_out(tmp_path, {"refuse": 500, "spare_requests": 2}, for_s=3600)
     assert ended is Ended.ROLLED_BACK
     change = rack.supervisor.change
     assert change is not None
@@ -350,7 +350,7 @@ async def test_trial_that_fails_goes_back_before_its_time(tmp_path: Path) -> Non
 
 
 async def test_trial_that_is_slower_goes_back(tmp_path: Path) -> None:
-    rack, ended = await _try_out(tmp_path, {"prefill_s": 0.5, "spare_requests": 3}, for_s=10)
+    rack, ended = await _try_out(tmp_path, {"prefill_s": 0.5, "spare_requests": 2}, for_s=10)
     change = rack.supervisor.change
     assert change is not None
     assert change.failure is not None

@@ -49,10 +49,7 @@ _ANSWER_POLL_S = 0.05
 _CONDEMNED_GRACE_S = 1.0  # what does not answer will hardly end in order, and its requests wait
 _LEAST_WARM_UP_S = 30.0
 _END_TIMEOUT_S = 60.0
-# A whole micro-batch on cards, where kernels are chosen by shape; on the CPU nothing is compiled, and a long prompt
-# would only make every start a second longer.
-_LONG_PROMPT_TOKENS = 512
-_LONG_PROMPT_CPU_TOKENS = 36
+_LONG_PROMPT_TOKENS = 512  # a whole micro-batch, since cards choose kernels by shape
 
 
 class World(Protocol):
@@ -251,11 +248,11 @@ class Replica:
         from llamarack.supervise.warmup import warm_up
 
         assert self.endpoint is not None
-        longest = _LONG_PROMPT_TOKENS if self.spec.card_uuids else _LONG_PROMPT_CPU_TOKENS
+        longest = min(_LONG_PROMPT_TOKENS, self.spec.candidate.context_tokens // 2)
         async with EngineClient(self.endpoint) as client:
             await warm_up(
                 client,
-                long_prompt_tokens=min(longest, self.spec.candidate.context_tokens // 2),
+                long_prompt_tokens=longest if self.spec.card_uuids else None,
                 timeout_s=timeout_s,
                 has_template=self.spec.has_template,
             )
