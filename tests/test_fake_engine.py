@@ -34,11 +34,14 @@ async def test_warm_up_passes_a_sound_engine_and_refuses_garbage(tmp_path: Path)
             await warm_up(client, long_prompt_tokens=500, timeout_s=20, has_template=True)
 
 
-@pytest.mark.parametrize("is_long, requests", [(False, 2), (True, 3)])
+@pytest.mark.parametrize(("is_long", "requests"), [(False, 2), (True, 3)])
 async def test_warm_up_sends_a_long_prompt_only_where_one_is_asked_for(
     tmp_path: Path, is_long: bool, requests: int
 ) -> None:
-    async with fake_engine(tmp_path, spare_requests=requests, refuse=500) as engine, EngineClient(engine.endpoint) as client:
+    async with (
+        fake_engine(tmp_path, spare_requests=requests, refuse=500) as engine,
+        EngineClient(engine.endpoint) as client,
+    ):
         long_prompt_tokens = 500 if is_long else None
         assert await warm_up(client, long_prompt_tokens=long_prompt_tokens, timeout_s=20, has_template=True)
         with pytest.raises(EngineRefused, match="500"):  # what it spared is used up

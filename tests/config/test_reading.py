@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llamarack.config import Deployment, load, parse, to_yaml
+from llamarack.config import Deployment, from_value, load, parse, to_yaml
 from llamarack.errors import ConfigError
 
 FLAT = "models:\n  - name: m\n    path: m.gguf\n"
@@ -111,3 +111,11 @@ def test_written_file_is_read_back_as_it_was(text: str) -> None:
     deployment = parse(text).deployment
     assert isinstance(deployment, Deployment)
     assert parse(to_yaml(deployment)).deployment == deployment
+
+
+def test_value_of_a_program_gets_every_check_of_a_file(tmp_path: Path) -> None:
+    value = {"models": [{"name": "m", "path": str(tmp_path / "m.gguf")}]}
+    assert from_value(value).models[0].name == "m"
+    with pytest.raises(ConfigError, match="replicaz") as refused:
+        from_value({"models": [{"name": "m", "path": "m.gguf", "replicaz": 2}]})
+    assert "replicas" in (refused.value.hint or refused.value.message)

@@ -6,6 +6,7 @@ import pytest
 
 from llamarack.hardware import detect
 from llamarack.hardware.pci import read_pci_cards
+from llamarack.hardware.probe import Answer, Status
 from tests.hardware.recorded import nvml_record, write_tree
 
 
@@ -13,6 +14,19 @@ from tests.hardware.recorded import nvml_record, write_tree
 def test_nvml_child_that_dies_is_a_failure_with_its_last_words() -> None:
     record = detect.read_nvml([sys.executable, "-c", "raise SystemExit('driver/library version mismatch')"])
     assert (record["status"], record["detail"]) == ("failed", "driver/library version mismatch")
+
+
+def test_no_child_is_asked_where_the_library_is_surely_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr("ctypes.CDLL", missing)
+    monkeypatch.setattr(detect, "ask", lambda *_, **__: Answer(status=Status.OK, values={"status": "asked"}))
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    assert detect.machine_of(detect.read_nvml()).cards == ()
+    assert detect.read_nvml()["status"] == "absent"
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/driver")  # a child would look there
+    assert detect.read_nvml()["status"] == "asked"
 
 
 @pytest.mark.process

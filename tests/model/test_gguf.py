@@ -1,3 +1,4 @@
+import os
 import resource
 import struct
 import subprocess
@@ -65,6 +66,27 @@ def test_gguf_of_the_gguf_package_is_described_as_that_package_reads_it(tmp_path
     assert (spec.tokenizer.bos_id, spec.tokenizer.eos_id, spec.tokenizer.add_bos) == (1, 2, True)
     assert spec.quantization.method == "f16"
     assert spec.quantization.bits == 16
+
+
+def test_string_array_knows_its_strings_and_no_part_of_one(tmp_path: Path) -> None:
+    inner = (3).to_bytes(8, "little").decode() + "abc"  # as a string of its own would lie in the file
+    path = write_llama(tmp_path / "m.gguf", tokenizer__ggml__tokens=["<s>", f"x{inner}", "é", "a"])
+    tokens = gguf_header.read_header(path).metadata["tokenizer.ggml.tokens"]
+    assert isinstance(tokens, StringArray)
+    assert [word in tokens for word in ("<s>", f"x{inner}", "é", "a")] == [True] * 4
+    assert [word in tokens for word in ("abc", "s", "", 7)] == [False] * 4
+
+
+def test_header_is_kept_while_the_file_is_the_same_and_until_it_is_forgotten(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "m.gguf")
+    first = gguf_header.read_header(path)
+    assert gguf_header.read_header(path) is first
+    os.utime(path, ns=(0, 0))
+    second = gguf_header.read_header(path)
+    assert second is not first
+    assert second.tensors == first.tensors
+    gguf_header.forget_headers()
+    assert gguf_header.read_header(path) is not second
 
 
 def test_gguf_with_per_layer_arrays_keeps_each_layer(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 import orjson
 
 from llamarack.config import parse
+from llamarack.model.gguf_header import read_header
 from llamarack.model.read import read_model
 from llamarack.supervise.layout import lay_out
-from llamarack.supervise.preparing import with_cards_kept
+from llamarack.supervise.preparing import prepare, with_cards_kept
 from llamarack.supervise.spec_json import spec_from_json, spec_to_json
 from tests.fake_adaptor import FakeEngine, fake_spec
 from tests.plan.shapes import card, machine
@@ -78,3 +79,10 @@ def test_spec_comes_back_from_json_as_it_was(tmp_path: Path) -> None:
     again = spec_from_json(spec_to_json(fake), {"llamacpp": FakeEngine()})
     assert again is not None
     assert again.group == fake.group
+
+
+async def test_prepared_rack_keeps_no_header_in_memory(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "m.gguf")
+    header = read_header(path)
+    assert (await prepare(_deployment(path, 1, ", gpus: []"), None)).specs
+    assert read_header(path) is not header

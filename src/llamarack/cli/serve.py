@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.markup import escape
 
 from llamarack import config, logs
@@ -81,7 +80,7 @@ def load_target(target: Path, *, host: str | None, port: int | None) -> Deployme
     # Validated anew: a host that is not loopback needs keys, wherever it was written.
     value = deployment.model_dump(mode="json")
     value["gateway"].update(changes)
-    return config.parse(_as_yaml(value)).deployment
+    return config.from_value(value)
 
 
 def deployment_of_model(path: Path, *, replicas: int = 1, name: str | None = None) -> Deployment:
@@ -101,12 +100,7 @@ def deployment_of_model(path: Path, *, replicas: int = 1, name: str | None = Non
             }
         ],
     }
-    return config.parse(_as_yaml(value)).deployment
-
-
-def _as_yaml(value: dict[str, Any]) -> str:
-    text: str = yaml.safe_dump(value, sort_keys=False)
-    return text
+    return config.from_value(value)
 
 
 async def _tell_ready(supervisor: Supervisor, all_ready: bool) -> bool:

@@ -16,7 +16,7 @@ from llamarack.config.models import (
     Restarts,
     Supervise,
 )
-from llamarack.config.reading import LoadedDeployment, load, parse
+from llamarack.config.reading import LoadedDeployment, from_value, load, parse
 from llamarack.config.writing import json_schema, to_yaml
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Model",
     "Restarts",
     "Supervise",
+    "from_value",
     "json_schema",
     "load",
     "parse",

@@ -81,6 +81,15 @@ def parse(text: str, *, source: Path | None = None) -> LoadedDeployment:
         raise ConfigError(f"`{where}` is not YAML: {error}") from error
     finally:
         loader.dispose()
+    return _validated(value, where, source, dict(_key_lines(node, "")))
+
+
+def from_value(value: dict[str, Any]) -> Deployment:
+    """The deployment that a program put together, with every check of a file. Raises ConfigError."""
+    return _validated(value, "deployment", None, {}).deployment
+
+
+def _validated(value: Any, where: str, source: Path | None, lines: dict[str, int]) -> LoadedDeployment:
     if not isinstance(value, dict):
         raise ConfigError(
             f"`{where}` holds no mapping", hint="start with `schema_version: 1` and `models:`; see llamarack schema"
@@ -92,7 +101,6 @@ def parse(text: str, *, source: Path | None = None) -> LoadedDeployment:
             f"schema_version: this llamarack reads version {SCHEMA_VERSION}, `{version}` given",
             hint="install the llamarack that wrote the file, or change the version after reading CHANGELOG.md",
         )
-    lines = dict(_key_lines(node, ""))
     try:
         deployment = Deployment.model_validate(value)
     except ValidationError as error:

@@ -6,6 +6,8 @@ can be left behind.
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +49,21 @@ def machine_of(record: dict[str, Any], root: Path = Path("/")) -> Machine:
 
 def read_nvml(command: Sequence[str] | None = None, *, deadline_s: float = NVML_DEADLINE_S) -> dict[str, Any]:
     """The record of `nvml.read_record`; `status` is also `hung` (killed at the deadline) or `failed` (died)."""
+    if command is None and not _has_library():
+        return {"status": "absent", "detail": "NVML Shared Library Not Found", "devices": [], "pairs": []}
     return nvml_of(ask(command or module_command("nvml"), deadline_s=deadline_s))
+
+
+def _has_library() -> bool:
+    """False where it is surely not there: most machines of people who try this have no card, and the child that asks
+    takes 0.1 s. Loading it touches no driver. Where it may lie elsewhere for a child, only the child can tell."""
+    if "LD_LIBRARY_PATH" in os.environ:
+        return True
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def nvml_of(answer: Answer) -> dict[str, Any]:

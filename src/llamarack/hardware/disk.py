@@ -17,11 +17,15 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy
-import numpy.typing
+from typing import TYPE_CHECKING
 
 from llamarack.units import MIB
+
+if TYPE_CHECKING:
+    import numpy
+    import numpy.typing
+
+    _Bytes = numpy.typing.NDArray[numpy.uint8]
 
 # Names in /proc/self/mountinfo behind which another machine does the reading. 9p and virtiofs are shares of the host.
 _NETWORK = re.compile(r"nfs4?|cifs|smb\w*|ceph|glusterfs|lustre|beegfs|gpfs|afs|9p|fuse\.(?!fuse-overlayfs).*")
@@ -30,7 +34,6 @@ _READ_LIMIT_S = 3.0
 _BLOCK_BYTES = 8 * MIB  # loaders and read-ahead ask for megabytes at a time
 _WINDOW_BYTES = 1 * MIB  # of a file, asked for in one call
 _WINDOWS = 1024  # at most twice as many: mincore walks 140 GiB in seconds, these in milliseconds
-_Bytes = numpy.typing.NDArray[numpy.uint8]
 _WEIGHTS = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
 
 
@@ -111,6 +114,8 @@ def cached_fraction(path: Path) -> float | None:
     write to it. (A read with RWF_NOWAIT asks anybody's files, but starts a fetch and on a fast disk finds its result:
     one try in twelve called a file warm of which nothing was resident.)
     """
+    import numpy  # here as below: it takes 0.1 s of every start, and a rack seldom asks
+
     status = path.stat()
     if status.st_size == 0 or not (status.st_uid == os.geteuid() or os.access(path, os.W_OK)):
         return None
@@ -133,6 +138,8 @@ def _windows(size_bytes: int) -> range:
 
 def _resident(library: ctypes.CDLL, content: _Bytes) -> _Bytes | None:
     """One 0 or 1 per page of `content`, which starts on a page."""
+    import numpy
+
     pages = numpy.zeros(-(-content.size // mmap.PAGESIZE), numpy.uint8)
     vector = pages.ctypes.data_as(ctypes.POINTER(ctypes.c_ubyte))
     failed = library.mincore(ctypes.c_void_p(content.ctypes.data), ctypes.c_size_t(content.size), vector)

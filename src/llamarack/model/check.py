@@ -48,7 +48,7 @@ def _from_gguf(spec: ModelSpec, path: Path, *, own: bool) -> Evidence:
         tokenizer=gguf_identity(path, metadata),
         subject=str(path),
         is_gguf=True,
-        pieces={piece: number for number, piece in enumerate(tokens if isinstance(tokens, StringArray) else ())},
+        pieces=tokens if isinstance(tokens, StringArray) else (),
         chat_template=template if isinstance(template, str) else None if own else spec.chat_template,
     )
 
@@ -64,7 +64,7 @@ def _from_folder(spec: ModelSpec, folder: Path, *, own: bool) -> Evidence:
         tokenizer=identity,
         subject=str(folder),
         is_gguf=False,
-        pieces={piece: number for number, piece in enumerate(files.pieces)},
+        pieces=frozenset(files.pieces),
         chat_template=files.chat_template or spec.chat_template,
         first=files.pieces,
         second=tuple(second) if second is not None else None,

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import struct
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -61,6 +63,20 @@ class StringArray:
     def __iter__(self) -> Iterator[str]:
         return (self[index] for index in range(len(self)))
 
+    def __contains__(self, text: object) -> bool:
+        """Without decoding all of them."""
+        if not isinstance(text, str):
+            return False
+        encoded = text.encode("utf-8", "replace")
+        needle = len(encoded).to_bytes(8, "little") + encoded
+        at = self.raw.find(needle)
+        while at >= 0:  # the same bytes may lie within a longer string
+            index = bisect_right(self._ends, at)
+            if (self._ends[index - 1] if index else 0) == at:
+                return True
+            at = self.raw.find(needle, at + 1)
+        return False
+
     def head(self, count: int) -> bytes:
         """The bytes of the first `count` strings, lengths included."""
         return self.raw[: self._ends[count - 1]] if count else b""
@@ -92,7 +108,21 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Raises ModelError for anything but a whole, little-endian GGUF of version 2 or 3; OSError as the system gives."""
+    """Raises ModelError for anything but a whole, little-endian GGUF of version 2 or 3; OSError as the system gives.
+
+    The newest is kept until `forget_headers`, as long as the file stays what it was: a start looks at it several times.
+    """
+    status = path.stat()
+    return _read_header(path, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
+
+
+def forget_headers() -> None:
+    """Some megabytes each; for a process that lives on."""
+    _read_header.cache_clear()
+
+
+@lru_cache(maxsize=1)
+def _read_header(path: Path, _identity: tuple[int, ...]) -> GgufHeader:
     with path.open("rb", buffering=0) as file:
         cursor = _Cursor(path, file.fileno())
         version = _read_version(cursor)
@@ -188,16 +218,20 @@ class _Cursor:
         start = position = self.position
         unpack_length = _SCALARS[10].unpack_from
         ends = array("Q")
+        append, have = ends.append, len(data)  # a vocabulary has 100,000 strings: every look-up counts
         for _ in range(count):
-            if position + 8 > len(data):
+            after = position + 8
+            if after > have:
                 self.position = position
                 data = self.need(8, what)
-            length = unpack_length(data, position)[0]
-            position += 8 + length
-            if position > len(data):
-                self.position = position - 8 - length
-                data = self.need(8 + length, what)
-            ends.append(position - start)
+                have = len(data)
+            after += unpack_length(data, position)[0]
+            if after > have:
+                self.position = position
+                data = self.need(after - position, what)
+                have = len(data)
+            position = after
+            append(position - start)
         self.position = position
         return StringArray(data[start:position], ends)
 

@@ -8,7 +8,7 @@ without rows, special ids of old conversions, two tokenizer files that disagree.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from llamarack.hardware.finding import Finding, Severity
@@ -24,13 +24,13 @@ _GARBAGE = "ids then mean other pieces than in training: answers are garbage or 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is judged. `pieces`: piece to id. `second`: pieces of tokenizer.model where `first` is tokenizer.json."""
+    """What is judged. `pieces`: all of them. `second`: pieces of tokenizer.model where `first` is tokenizer.json."""
 
     spec: ModelSpec
     tokenizer: TokenizerIdentity
     subject: str  # the file or folder the tokenizer came from
     is_gguf: bool  # whether that is a GGUF file
-    pieces: Mapping[str, int]
+    pieces: Container[str]
     chat_template: str | None
     first: tuple[str, ...] = ()
     second: tuple[str, ...] | None = None

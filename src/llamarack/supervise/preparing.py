@@ -16,6 +16,7 @@ from llamarack.hardware.detect import detect_machine
 from llamarack.hardware.finding import Severity
 from llamarack.hardware.machine import Machine
 from llamarack.model.check import check_identity
+from llamarack.model.gguf_header import forget_headers
 from llamarack.model.read import read_model
 from llamarack.model.spec import ModelSpec
 from llamarack.supervise.layout import lay_out
@@ -47,6 +48,7 @@ async def prepare(deployment: Deployment, memory: Memory | None, running: Sequen
     wanted |= {path for model in deployment.models for path in model.fallbacks}
     specs = {path: await asyncio.to_thread(read_model, path) for path in wanted}
     warnings = [warning for model in deployment.models for warning in _judge(model, specs)]
+    forget_headers()
     groups = [group for model in deployment.models for group in model.groups]
     machine = await asyncio.to_thread(with_rpc_devices, machine, groups)
     layout = lay_out(

@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-import numpy
-import numpy.typing
+if TYPE_CHECKING:
+    import numpy
+    import numpy.typing
+
+    _Floats = numpy.typing.NDArray[numpy.float64]
 
 WINDOW = 200  # samples that are looked at
 FEWEST = 60  # below, no trend is claimed
@@ -22,8 +26,6 @@ _SIGNIFICANT_HALF = 3.5
 _STEADY_FRACTION = 0.5  # of the whole's slope that the newer half must keep
 _RISING_QUARTERS = 4  # each quarter must end above where it began
 _LEAST_GROWTH_BYTES = 4 * 1024**2  # over the window: an allocator's own grain is below
-
-_Floats = numpy.typing.NDArray[numpy.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,8 @@ class Leak:
 
 def theil_sen(times_s: _Floats, values: _Floats) -> float:
     """The median slope of all pairs: a third of the samples may be outliers."""
+    import numpy  # here as below: it takes 0.1 s of every start, and the first trend is asked for minutes later
+
     first, second = numpy.triu_indices(len(values), 1)
     spans = times_s[second] - times_s[first]
     kept = spans > 0
@@ -51,6 +55,8 @@ def theil_sen(times_s: _Floats, values: _Floats) -> float:
 
 def mann_kendall(values: _Floats) -> float:
     """The trend statistic in standard deviations, with the correction for ties; 0 where all are equal."""
+    import numpy
+
     count = len(values)
     first, second = numpy.triu_indices(count, 1)
     score = float(numpy.sign(values[second] - values[first]).sum())
@@ -64,6 +70,8 @@ def find_leak(samples: Sequence[Sample]) -> Leak | None:
     newest = samples[-WINDOW:]
     if len(newest) < FEWEST:
         return None
+    import numpy
+
     times = numpy.array([sample.at_s for sample in newest])
     values = numpy.array([float(sample.memory_used_bytes) for sample in newest])
     half = len(newest) // 2

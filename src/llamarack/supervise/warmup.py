@@ -55,10 +55,8 @@ def fault_of(text: str) -> str | None:
     return None
 
 
-async def warm_up(
-    client: EngineClient, *, long_prompt_tokens: int | None, timeout_s: float, has_template: bool
-) -> str:
-    """Runs the steps and returns the judged answer. `long_prompt_tokens`: None where the answer's prompt is long enough.
+async def warm_up(client: EngineClient, *, long_prompt_tokens: int | None, timeout_s: float, has_template: bool) -> str:
+    """Runs the steps and returns the judged answer. `long_prompt_tokens`: None where the answer has a long one.
 
     Raises NeverReady when the answer is garbage or refused, OSError or TimeoutError when the engine stops answering.
     """
@@ -86,9 +84,7 @@ async def warm_up(
 
 async def _ask(client: EngineClient, timeout_s: float, has_template: bool, sampling: dict[str, Any]) -> str:
     if not has_template:
-        answer = await client.complete(
-            _BASE_PROMPT, max_tokens=_ANSWER_TOKENS, timeout_s=timeout_s, **sampling
-        )
+        answer = await client.complete(_BASE_PROMPT, max_tokens=_ANSWER_TOKENS, timeout_s=timeout_s, **sampling)
     else:
         question = {"role": "user", "content": _QUESTION}
         try:
