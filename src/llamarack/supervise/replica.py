@@ -49,7 +49,11 @@ _ANSWER_POLL_S = 0.05
 _CONDEMNED_GRACE_S = 1.0  # what does not answer will hardly end in order, and its requests wait
 _LEAST_WARM_UP_S = 30.0
 _END_TIMEOUT_S = 60.0
-_LONG_PROMPT_TOKENS = 512  # a whole micro-batch, since cards choose kernels by shape
+# A whole micro-batch on cards, where kernels are chosen by shape. On the processor vLLM compiles, for any length;
+# llama.cpp does not, and sets its buffers aside for the longest prompt when it loads: docs/decisions/008.
+_LONG_PROMPT_TOKENS = 512
+_LONG_PROMPT_CPU_TOKENS = {"llamacpp": None}
+_LONG_PROMPT_CPU_DEFAULT_TOKENS = 36
 
 
 class World(Protocol):
@@ -248,11 +252,15 @@ class Replica:
         from llamarack.supervise.warmup import warm_up
 
         assert self.endpoint is not None
-        longest = min(_LONG_PROMPT_TOKENS, self.spec.candidate.context_tokens // 2)
+        longest = (
+            _LONG_PROMPT_TOKENS
+            if self.spec.card_uuids
+            else _LONG_PROMPT_CPU_TOKENS.get(self.spec.adaptor.name, _LONG_PROMPT_CPU_DEFAULT_TOKENS)
+        )
         async with EngineClient(self.endpoint) as client:
             await warm_up(
                 client,
-                long_prompt_tokens=longest if self.spec.card_uuids else None,
+                long_prompt_tokens=longest and min(longest, self.spec.candidate.context_tokens // 2),
                 timeout_s=timeout_s,
                 has_template=self.spec.has_template,
             )

@@ -17,19 +17,15 @@ from llamarack.supervise.engine_client import EngineClient, EngineRefused
 _FIRST_TOKENS = 2  # a prompt and one step: both kinds of batch that an engine prepares for
 _ANSWER_TOKENS = 64
 _SYSTEM = "You are a helpful assistant."
-# A sound model answers shortly and stops; one that cannot stop runs into the limit and is judged by all it wrote. With
-# system prompt and template these are about 38 tokens, more than one tile of llama.cpp's matrix products.
-_QUESTION = "The sky is blue, the grass is green and snow is white. Name one colour."
+# A sound model answers shortly and stops; one that cannot stop runs into the limit and is judged by all it wrote.
+_QUESTION = "Name one colour."
 # The likeliest answer first, since it is the shortest; small models loop in it, and one unlucky sample is no proof.
 _SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
     {"temperature": 0.7, "seed": 1},
     {"temperature": 0.7, "seed": 2},
 )
-_BASE_PROMPT = (  # for a model without a template; as long
-    "The shipment left the harbour in the morning and reached the warehouse before the evening. The driver was asked "
-    "what the weather had been like on the way, and he said that it was"
-)
+_BASE_PROMPT = "The weather today is"  # for a model without a template
 _LONG_TEXT = "The shipment left the harbour in the morning and reached the warehouse before the evening. "
 # An answer shorter than this says too little to be judged by its repetition.
 _JUDGED_WORDS = 24
@@ -56,7 +52,7 @@ def fault_of(text: str) -> str | None:
 
 
 async def warm_up(client: EngineClient, *, long_prompt_tokens: int | None, timeout_s: float, has_template: bool) -> str:
-    """Runs the steps and returns the judged answer. `long_prompt_tokens`: None where the answer has a long one.
+    """Runs the steps and returns the judged answer. `long_prompt_tokens`: None: without one.
 
     Raises NeverReady when the answer is garbage or refused, OSError or TimeoutError when the engine stops answering.
     """
