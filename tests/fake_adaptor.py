@@ -20,10 +20,10 @@ from llamarack.engine.adaptor import (
     KvUse,
     Launch,
     LaunchContext,
-    engine_environment,
 )
 from llamarack.engine.device_memory import DeviceTerms
 from llamarack.engine.llamacpp import KEY_VARIABLE, LlamaCpp
+from llamarack.environment import engine_environment
 from llamarack.plan.record import Candidate, CardPlan, Predicted, Terms
 from llamarack.supervise.replica_record import ReplicaSpec
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import llamarack
 
 ROOT = Path(llamarack.__file__).parent
-ORDER = ["version", "errors", "units", "rpc_address", "paths", "logs", "config", "hardware", "model", "plan", "engine"]
-ORDER += ["supervise", "gateway", "measure", "judge", "report", "ship", "embed", "cli", "__main__"]
+ORDER = ["version", "errors", "units", "rpc_address", "paths", "logs", "environment", "config", "hardware", "model"]
+ORDER += ["plan", "engine", "supervise", "gateway", "measure", "judge", "report", "ship", "embed", "cli", "__main__"]
 
 
 def _station(path: Path) -> str:

@@ -17,7 +17,7 @@ import pytest
 
 from llamarack.errors import ModelError
 from llamarack.model.demo import demo_model
-from llamarack.paths import cache_dir
+from llamarack.paths import cache_dir, rack_paths
 from tests.demo_rack import demo_rack
 from tests.supervise.conftest import left_of
 
@@ -63,6 +63,10 @@ def test_demo_once_answers_and_leaves_nothing(tmp_path: Path) -> None:
     assert "Paris" in done.stdout  # data on stdout, the rest for people
     assert re.search(r"first token .* tokens/s .* tokens", done.stderr)
     assert not left_of(tmp_path)
+    # The engine worker and the gateway worker were begun with the command, not after the plan.
+    logs = rack_paths("demo", tmp_path).logs
+    assert "loaded before it was asked for" in (logs / "smollm2-135m-0.log").read_text()
+    assert "begun before it was asked for" in (logs / "gateway-0.log").read_text()
 
 
 def test_official_client_streams_and_completes(rack: str) -> None:

@@ -136,6 +136,12 @@ def rack_paths(name: str, given_state_dir: Path | None = None) -> RackPaths:
     return RackPaths(name=name, folder=folder, sockets=sockets, logs=logs)
 
 
+def slug(name: str) -> str:
+    """A model name as part of a file name; two models never share one."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:12].strip("-._") or "model"
+    return plain if plain == name else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:4]}"
+
+
 def make_private(folder: Path) -> Path:
     """Create `folder` for this user alone. Raises UsageError when it belongs to somebody else or cannot be made."""
     try:

@@ -259,13 +259,16 @@ async def test_socket_of_an_earlier_child_is_removed_before_the_start_and_after_
 
 
 def test_keeper_runs_without_site_packages() -> None:
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", keeper.__file__],
-        input="not json",
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(b"not json\n")
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", keeper.__file__],
+            stdin=theirs.fileno(),
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
     assert "JSONDecodeError" in done.stderr  # it came as far as reading its spec
 
 

@@ -15,13 +15,13 @@ from llamarack.config import Deployment
 from llamarack.model.demo import demo_model
 from llamarack.paths import cache_dir, rack_paths
 from llamarack.supervise.rack import run_rack
+from llamarack.supervise.standby import DEMO_NAME
 from llamarack.supervise.supervisor import Supervisor
 from llamarack.units import format_duration, format_rate
 
 if TYPE_CHECKING:
     from llamarack.measure.ask import FirstAnswer
 
-_NAME = "smollm2-135m"
 _SEQUENCES = 4
 
 
@@ -36,7 +36,7 @@ def demo(
 ) -> None:
     """Serve a small real model (SmolLM2-135M-Instruct) and ask it a question."""
     path = model or demo_model(cache_dir(), lambda text: people.print(f"[dim]{text}[/]"))
-    deployment = _deployment(path, replicas, 0 if once else port, None if model else _NAME)
+    deployment = _deployment(path, replicas, 0 if once else port, None if model else DEMO_NAME)
     answers: list[FirstAnswer] = []
 
     async def ask_and_tell(supervisor: Supervisor, all_ready: bool) -> bool:

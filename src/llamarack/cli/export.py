@@ -15,7 +15,7 @@ from llamarack.cli.console import people
 from llamarack.config import Deployment
 from llamarack.errors import UsageError
 from llamarack.model.read import read_model
-from llamarack.paths import install_folder, rack_paths
+from llamarack.paths import install_folder, rack_paths, slug
 from llamarack.ship.bundle import containerfile_text
 from llamarack.ship.compose import compose_node_text, compose_text
 from llamarack.ship.container import USER_ID, contained
@@ -23,7 +23,6 @@ from llamarack.ship.kubernetes import Cluster, kubernetes_text
 from llamarack.ship.service import model_paths, timing
 from llamarack.ship.spread import alone, required_spread, spread_of
 from llamarack.ship.systemd import NodeUnit, Unit, node_unit_text, unit_text
-from llamarack.supervise.layout import slug
 from llamarack.version import __version__
 
 app = typer.Typer(help="Files for other programs, from a deployment file.", no_args_is_help=True)

@@ -17,9 +17,8 @@ from llamarack.engine.adaptor import Launch, LaunchContext
 from llamarack.engine.vllm import KEY_VARIABLE
 from llamarack.engine.vllm_node import headless
 from llamarack.errors import StartFailed, UsageError
-from llamarack.paths import make_private, state_dir
+from llamarack.paths import make_private, slug, state_dir
 from llamarack.ship.spread import Spread, alone, named_spread
-from llamarack.supervise.layout import slug
 from llamarack.supervise.preparing import prepare
 
 

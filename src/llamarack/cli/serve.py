@@ -21,9 +21,8 @@ from llamarack.config import Deployment
 from llamarack.errors import EngineError, UsageError
 from llamarack.logs import LogFormat
 from llamarack.model.read import read_model
-from llamarack.paths import RackPaths, make_private, rack_paths
+from llamarack.paths import RackPaths, make_private, rack_paths, slug
 from llamarack.supervise.admin import ask
-from llamarack.supervise.layout import slug
 from llamarack.supervise.rack import run_rack
 from llamarack.supervise.rack_lock import is_running
 from llamarack.supervise.supervisor import Source, Supervisor

@@ -136,30 +136,6 @@ class Adaptor(Protocol):
         """The version whose constants the plan takes; None: the newest that it knows. Asks, starts no engine."""
 
 
-# What a child inherits of the supervisor's environment: enough to find libraries, certificates and the locale.
-_INHERITED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH")
-_INHERITED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "NVSHMEM_", "VLLM_", "OMP_", "GGML_", "NVIDIA_", "CUDA_MPS_")
-
-
-def engine_environment(
-    inherited: Mapping[str, str], card_uuids: Sequence[str], extra: Mapping[str, str]
-) -> dict[str, str]:
-    """The environment of an engine: pinned to its cards, offline, silent about its use; `extra` wins."""
-    kept = {k: v for k, v in inherited.items() if k in _INHERITED or k.startswith(_INHERITED_PREFIXES)}
-    return {
-        **kept,
-        "PYTHONUNBUFFERED": "1",
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(card_uuids),
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "NO_PROXY": "127.0.0.1,localhost,::1",
-        **extra,
-    }
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FatalLine:
     """A log line that tells why an engine died. `pattern`: a regular expression, tried on each line."""

@@ -24,7 +24,6 @@ from llamarack.engine.adaptor import (
     Launch,
     LaunchContext,
     MetricNames,
-    engine_environment,
     read_counters,
 )
 from llamarack.engine.device_memory import DeviceTerms
@@ -41,10 +40,11 @@ from llamarack.engine.llamacpp_options import (
     server_options,
     worker_parameters,
 )
+from llamarack.environment import ENGINE_KEY, engine_environment
 from llamarack.errors import ConfigError, HardwareError
 from llamarack.plan.record import Candidate
 
-KEY_VARIABLE = "LLAMARACK_ENGINE_KEY"
+KEY_VARIABLE = ENGINE_KEY
 BINARY_KEY_VARIABLE = "LLAMA_API_KEY"  # llama-server's own
 _DEVICE_PROBE_TIMEOUT_S = 60.0
 _CUDA_INDEX = "https://xorbitsai.github.io/xllamacpp/whl/cu128"  # the vendor's own wheels

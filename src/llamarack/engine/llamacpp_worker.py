@@ -2,6 +2,9 @@
 
 `python -P llamacpp_worker.py OPTIONS.json`; the key comes in the environment. Ends on SIGTERM at once: the supervisor
 drains first. Imports nothing of llamarack and is imported by none of it.
+
+With `--standby` in place of the file it loads the library and waits for a line on its standard input that holds the
+command line (`argv`) and environment (`env`) that it shall have; without one it ends.
 """
 
 from __future__ import annotations
@@ -48,9 +51,22 @@ def _apply(library: Any, parameters: Any, name: str, value: Any) -> None:
         _refuse(f"engine_args.{name}: {error}")
 
 
+def _wait_to_be_told() -> None:
+    told = sys.stdin.readline()
+    if not told:
+        raise SystemExit(0)
+    value = json.loads(told)
+    os.environ.update(value["env"])
+    sys.argv = value["argv"][value["argv"].index("-P") + 1 :]
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    print("worker: the library was loaded before it was asked for", flush=True)
+
+
 def main() -> None:
     import xllamacpp
 
+    if sys.argv[1:] == ["--standby"]:
+        _wait_to_be_told()
     with open(sys.argv[1], encoding="utf-8") as file:
         options = json.load(file)
     parameters = xllamacpp.CommonParams()

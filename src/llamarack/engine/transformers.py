@@ -21,13 +21,13 @@ from llamarack.engine.adaptor import (
     Launch,
     LaunchContext,
     MetricNames,
-    engine_environment,
     read_counters,
 )
 from llamarack.engine.chat_template import template_text
 from llamarack.engine.device_memory import DeviceTerms
 from llamarack.engine.installed import engine_for
 from llamarack.engine.llamacpp import KEY_VARIABLE, diagnose_by_lines
+from llamarack.environment import engine_environment
 from llamarack.errors import ConfigError
 from llamarack.plan.record import Candidate
 

@@ -21,7 +21,6 @@ from llamarack.engine.adaptor import (
     Launch,
     LaunchContext,
     MetricNames,
-    engine_environment,
     read_counters,
 )
 from llamarack.engine.chat_template import template_text
@@ -34,6 +33,7 @@ from llamarack.engine.vllm_help import API_SERVER, help_text
 from llamarack.engine.vllm_kv import kv_use
 from llamarack.engine.vllm_memory import device_terms
 from llamarack.engine.vllm_options import options_of, pass_through, render, thread_environment
+from llamarack.environment import engine_environment
 from llamarack.paths import SOCKET_PATH_MAX_BYTES, make_private
 from llamarack.plan.nodes import node_of
 from llamarack.plan.record import Candidate

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from llamarack.config import Gateway
+from llamarack.environment import gateway_environment
 from llamarack.errors import ConfigError
 from llamarack.paths import RackPaths
 from llamarack.supervise.journal import Journal
@@ -218,7 +219,7 @@ class GatewayPool:
                     str(self._paths.admin_socket),
                     str(worker),
                 ],
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env=gateway_environment(os.environ),
                 log_path=self._paths.log_of(f"gateway-{worker}"),
                 control_socket=self._paths.keeper_socket(f"gateway-{worker}"),
                 inherit_fds=[fd],

@@ -1,14 +1,18 @@
 """Owns one child process and everything it forks; ends all of it when no supervisor is left.
 
 Standard library only and run as a plain file (`python -I -S keeper.py`), so that it stays small and starts at once.
-The spec comes as one JSON object on stdin: `argv, env, log_path, log_max_bytes, control_socket, lease_s, grace_s,
-unlink, inherit_fds`. It listens on `control_socket`, one JSON object a line:
+The spec comes as one JSON object and line on stdin, a socket: `argv, env, log_path, log_max_bytes, control_socket,
+lease_s, grace_s, unlink, inherit_fds`. It listens on `control_socket`, one JSON object a line:
 
     {"op": "attach"}               -> {"event": "state", ...}; {"event": "ending"} once the child itself has exited, and
                                       {"event": "exit", ...} when nothing of it is left; holds the lease
     {"op": "stop", "grace_s": 10}  -> SIGTERM, after `grace_s` SIGKILL, to the child and all its descendants
     {"op": "fds"}                  -> one message that carries `inherit_fds`, for a supervisor that came back
     {"op": "release"}              -> after the exit was reported: the keeper's work is done
+
+A first line of stdin may be `{"standby": {"argv", "env"}}` instead: a child to start at once, which waits until the
+spec comes and gets its argv, env and the descriptors that came with the spec on its own stdin, a socket too. With no
+spec it is ended.
 
 The lease: while no connection has attached for `lease_s`, everything is ended. The child is gone only when no
 descendant is left; orphans come to the keeper because it is their subreaper.
@@ -38,6 +42,20 @@ _OOM_NEAR_S = 10.0  # a large process takes seconds to be torn down
 
 def _die_with_keeper() -> None:
     _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _spawn(argv: list[str], env: dict[str, str], inherit_fds: list[int], stdin: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        argv,
+        env=env,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        bufsize=0,
+        process_group=0,
+        pass_fds=inherit_fds,
+        preexec_fn=_die_with_keeper,
+    )
 
 
 def oom_counters(root: str = "/") -> list[str]:
@@ -102,6 +120,48 @@ def descendants(root: int) -> list[int]:
     return found
 
 
+class Requests:
+    """Lines from stdin. `fds`: the descriptors that came with them."""
+
+    def __init__(self) -> None:
+        self.fds: list[int] = []
+        self._data = b""
+
+    def line(self) -> dict[str, Any] | None:
+        """The next one; None at the end."""
+        with socket.socket(fileno=os.dup(0)) as source:
+            while b"\n" not in self._data:
+                part, fds, _, _ = socket.recv_fds(source, 65536, 16)
+                self.fds += fds
+                if not part:
+                    return None
+                self._data += part
+        line, _, self._data = self._data.partition(b"\n")
+        value: dict[str, Any] = json.loads(line)
+        return value
+
+
+class Standby:
+    """A child that waits on its stdin for what it shall do."""
+
+    def __init__(self, argv: list[str], env: dict[str, str]) -> None:
+        self._orders, theirs = socket.socketpair()
+        with theirs:
+            self._child = _spawn(argv, env, [], theirs.fileno())
+
+    def told(self, spec: dict[str, Any]) -> subprocess.Popen[bytes]:
+        data = json.dumps({"argv": spec["argv"], "env": spec["env"]}).encode() + b"\n"
+        with contextlib.suppress(OSError):  # its death is seen as any child's
+            sent = socket.send_fds(self._orders, [data], spec["inherit_fds"])
+            self._orders.sendall(data[sent:])
+        self._orders.close()
+        return self._child
+
+    def end(self) -> None:
+        self._child.kill()
+        self._child.wait()
+
+
 class CappedLog:
     """Append-only file of at most `max_bytes`, older part beside it. A full disk loses lines, not the child."""
 
@@ -134,7 +194,7 @@ class CappedLog:
 class Keeper:
     """One selector loop; every field is touched only by it."""
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+    def __init__(self, spec: dict[str, Any], standby: Standby | None = None) -> None:
         self._spec = spec
         self._selector = selectors.DefaultSelector()
         self._log = CappedLog(spec["log_path"], spec["log_max_bytes"])
@@ -151,7 +211,7 @@ class Keeper:
         self._oom_look_at = 0.0
         self._listener = self._listen(spec["control_socket"])
         self._wake = self._wake_on_signals()
-        self._child = self._start()
+        self._child = self._start() if standby is None else self._listened_to(standby.told(spec))
 
     def run(self) -> None:
         while not self._released:
@@ -194,21 +254,14 @@ class Keeper:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         try:
-            child = subprocess.Popen(
-                self._spec["argv"],
-                env=self._spec["env"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                bufsize=0,
-                process_group=0,
-                pass_fds=self._spec["inherit_fds"],
-                preexec_fn=_die_with_keeper,
-            )
+            child = _spawn(self._spec["argv"], self._spec["env"], self._spec["inherit_fds"], subprocess.DEVNULL)
         except (OSError, subprocess.SubprocessError) as error:
             self._log.write(f"keeper: `{self._spec['argv'][0]}` cannot be started: {error}\n".encode())
             self._exit = {"event": "exit", "code": 127, "signal": None, "oom_killed": False, "asked": False}
             return None
+        return self._listened_to(child)
+
+    def _listened_to(self, child: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
         assert child.stdout is not None
         os.set_blocking(child.stdout.fileno(), False)
         self._selector.register(child.stdout, selectors.EVENT_READ, self._read_output)
@@ -371,7 +424,18 @@ class Keeper:
 def main() -> None:
     if _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1) != 0:
         sys.exit("keeper: prctl(PR_SET_CHILD_SUBREAPER) refused")
-    Keeper(json.load(sys.stdin)).run()
+    requests = Requests()
+    request, standby = requests.line(), None
+    if request is not None and "standby" in request:
+        standby = Standby(**request["standby"])
+        request = requests.line()
+        if request is None:  # who would have sent it is gone, or needs another child
+            standby.end()
+        else:
+            request["inherit_fds"] = requests.fds
+    if request is not None:
+        os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), 0)
+        Keeper(request, standby).run()
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from llamarack.environment import KEEPER_MARK
 from llamarack.logs import log_max_bytes
-from llamarack.supervise import keeper
+from llamarack.supervise import standby
 
 # A keeper without a supervisor ends everything; with the grace this stays under the promised 30 s.
 LEASE_S = 18.0
@@ -163,7 +164,7 @@ class KeptChild:
 
 def keeper_mark(control_socket: Path) -> str:
     """Environment entry that every descendant of a keeper inherits: an identity that no other process has."""
-    return f"LLAMARACK_KEEPER={control_socket}"
+    return f"{KEEPER_MARK}={control_socket}"
 
 
 def processes_marked(mark: str) -> list[int]:
@@ -183,7 +184,7 @@ def processes_marked(mark: str) -> list[int]:
 
 async def start_child(spec: ChildSpec) -> KeptChild:
     """Starts a keeper and, through it, the child. The keeper is a session of its own and outlives this process."""
-    environment = {**spec.env, **dict([keeper_mark(spec.control_socket).split("=", 1)])}
+    environment = {**spec.env, KEEPER_MARK: str(spec.control_socket)}
     request = {
         "argv": list(spec.argv),
         "env": environment,
@@ -197,18 +198,14 @@ async def start_child(spec: ChildSpec) -> KeptChild:
     }
     with contextlib.suppress(FileNotFoundError):
         spec.control_socket.unlink()
-    process = subprocess.Popen(  # noqa: ASYNC220 - a fork of milliseconds; asyncio's child would die with its loop
-        [sys.executable, "-I", "-S", keeper.__file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        pass_fds=list(spec.inherit_fds),
-        cwd="/",
-    )
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(request).encode())
-    process.stdin.close()
+    started = standby.take(spec.argv, environment)
+    if started is None:
+        started = standby.KeeperProcess(spec.inherit_fds)  # asyncio's child would die with its loop
+        started.say(request)
+    else:
+        started.say(request, spec.inherit_fds)
+    started.close()
+    process = started.process
     async with asyncio.timeout(_ATTACH_TIMEOUT_S):
         while True:
             try:

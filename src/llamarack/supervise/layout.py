@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from llamarack.engine import ADAPTORS
 from llamarack.errors import ConfigError, DoesNotFit
 from llamarack.hardware.machine import Machine
 from llamarack.model.spec import ModelFormat, ModelSpec
+from llamarack.paths import slug
 from llamarack.plan.devices import claim
 from llamarack.plan.planner import plan_group
 from llamarack.plan.record import Candidate
@@ -151,12 +151,6 @@ def start_deadline_s(supervise: Supervise, weights_bytes: int) -> float:
     if supervise.start_deadline != "auto":
         return supervise.start_deadline
     return _DEADLINE_BASE_S + _DEADLINE_PER_GIB_S * weights_bytes / GIB
-
-
-def slug(name: str) -> str:
-    """A model name as part of a file name; two models never share one."""
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:12].strip("-._") or "model"
-    return plain if plain == name else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:4]}"
 
 
 def _fingerprint(model: Model, group: Group, path: Path, candidate: Candidate, uuids: list[str]) -> str:

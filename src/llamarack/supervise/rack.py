@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from llamarack.config import Deployment
 from llamarack.paths import RackPaths
-from llamarack.supervise import memory_file
+from llamarack.supervise import memory_file, standby
 from llamarack.supervise.admin import AdminServer
 from llamarack.supervise.journal import Entry
 from llamarack.supervise.notify import Notifier, status_line, take_notifier
@@ -97,6 +97,7 @@ async def _when_settled(
     supervisor: Supervisor, once_settled: Callable[[Supervisor, bool], Awaitable[bool]], notifier: Notifier
 ) -> None:
     all_ready = await supervisor.until_settled()
+    await asyncio.to_thread(standby.end)  # what was begun for a rack that was taken back, or for another engine
     if any(replica.state is State.READY for replica in supervisor.replicas):
         notifier.ready()
     if not await once_settled(supervisor, all_ready):

@@ -1,0 +1,205 @@
+"""Processes that wait to be told what they shall do: used once by the right child, ended in every other case."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from llamarack.environment import KEEPER_MARK
+from llamarack.paths import rack_paths
+from llamarack.supervise import standby
+from llamarack.supervise.keeping import ChildSpec, fetch_fds, start_child
+
+DEADLINE_S = 30.0
+# As our workers do it: waits for a line and descriptors on its standard input, then shows what it got.
+_CHILD = """
+import json, os, socket, sys, time
+if sys.argv[1:] == ["--standby"]:
+    data, fds = b"", []
+    with socket.socket(fileno=os.dup(0)) as orders:
+        while not data.endswith(b"\\n"):
+            part, more, _, _ = socket.recv_fds(orders, 65536, 4)
+            if not part:
+                raise SystemExit(0)
+            data, fds = data + part, fds + more
+    told = json.loads(data)
+    print("told", told["argv"][-1], told["env"]["LLAMARACK_ENGINE_KEY"], *[os.read(fd, 9).decode() for fd in fds])
+else:
+    print("started anew", sys.argv[1])
+sys.stdout.flush()
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_waits() -> Iterator[None]:
+    yield
+    standby.end()
+
+
+def _spec(tmp_path: Path, **more: object) -> ChildSpec:
+    return ChildSpec(
+        argv=[*_program(), "work"],
+        env={"PATH": os.environ["PATH"], "LLAMARACK_ENGINE_KEY": "secret"},
+        log_path=tmp_path / "child.log",
+        control_socket=tmp_path / "k.sock",
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def _program() -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", _CHILD]
+
+
+def _begin(tmp_path: Path, **env: str) -> int:
+    standby._begin(tmp_path / "k.sock", _program(), {"PATH": os.environ["PATH"], **env})
+    return standby._waiting[str(tmp_path / "k.sock")].keeper.process.pid
+
+
+def _killed(pid: int) -> int:
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return pid
+
+
+async def _logged(tmp_path: Path) -> str:
+    async with asyncio.timeout(DEADLINE_S):
+        while not (tmp_path / "child.log").exists() or not (tmp_path / "child.log").read_text().endswith("\n"):
+            await asyncio.sleep(0.01)
+    return (tmp_path / "child.log").read_text().strip()
+
+
+async def _stop(child) -> None:
+    await child.stop(grace_s=1)
+    await child.release()
+
+
+@pytest.mark.process
+async def test_waiting_child_is_told_its_command_line_environment_and_descriptors(tmp_path: Path) -> None:
+    keeper = _begin(tmp_path)
+    reader, writer = os.pipe()
+    os.write(writer, b"through")
+    child = await start_child(_spec(tmp_path, inherit_fds=[reader]))
+    try:
+        assert child.keeper_pid == keeper
+        assert await _logged(tmp_path) == "told work secret through"
+        assert child.pid is not None
+        assert psutil.Process(child.pid).environ()[KEEPER_MARK] == str(tmp_path / "k.sock")
+        os.write(writer, b"again")
+        (fd,) = await fetch_fds(tmp_path / "k.sock")  # a supervisor that returns gets it from the keeper
+        assert os.read(fd, 9) == b"again"
+        os.close(fd)
+    finally:
+        await _stop(child)
+        os.close(reader)
+        os.close(writer)
+    assert not psutil.pid_exists(keeper)
+
+
+@pytest.mark.process
+async def test_one_is_used_once(tmp_path: Path) -> None:
+    keeper = _begin(tmp_path)
+    first = await start_child(_spec(tmp_path))
+    assert await _logged(tmp_path) == "told work secret"
+    await _stop(first)
+    (tmp_path / "child.log").unlink()
+    child = await start_child(_spec(tmp_path))
+    assert await _logged(tmp_path) == "started anew work"
+    assert child.keeper_pid != keeper
+    await _stop(child)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("env", [{"OMP_NUM_THREADS": "1"}, {"PATH": "/elsewhere"}])
+async def test_one_with_another_environment_is_ended_and_not_used(tmp_path: Path, env: dict[str, str]) -> None:
+    keeper = _begin(tmp_path, **env)
+    child = await start_child(_spec(tmp_path))
+    assert await _logged(tmp_path) == "started anew work"
+    assert not psutil.pid_exists(keeper)
+    await _stop(child)
+
+
+@pytest.mark.process
+async def test_child_of_another_name_leaves_it_waiting_until_the_end(tmp_path: Path) -> None:
+    keeper = _begin(tmp_path)
+    (tmp_path / "other").mkdir()
+    child = await start_child(_spec(tmp_path / "other"))
+    assert await _logged(tmp_path / "other") == "started anew work"
+    assert psutil.pid_exists(keeper)
+    family = psutil.Process(keeper).children()
+    standby.end()
+    assert not psutil.pid_exists(keeper)
+    assert not any(each.is_running() for each in family)
+    await _stop(child)
+
+
+@pytest.mark.process
+async def test_dead_one_is_replaced(tmp_path: Path) -> None:
+    keeper = _killed(_begin(tmp_path))
+    child = await start_child(_spec(tmp_path))
+    assert await _logged(tmp_path) == "started anew work"
+    assert child.keeper_pid != keeper
+    await _stop(child)
+
+
+@pytest.mark.process
+def test_parent_that_is_killed_leaves_none_waiting(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from llamarack.supervise import standby; standby.begin(sys.argv[1:]); "
+        "print(*[each.keeper.process.pid for each in standby._waiting.values()], flush=True); time.sleep(600)"
+    )
+    words = ["serve", str(tmp_path / "m.gguf"), "--state-dir", str(tmp_path)]
+    parent = subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    keepers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+    assert len(keepers) == 2
+    children = [child for keeper in keepers for child in keeper.children()]
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    _, alive = psutil.wait_procs([*keepers, *children], timeout=DEADLINE_S)
+    assert not alive
+
+
+@pytest.mark.parametrize(
+    ("words", "rack", "replica"),
+    [
+        (["demo"], "demo", "smollm2-135m-0"),
+        (["demo", "--once", "--prompt", "--rack", "--rack=mine"], "mine", "smollm2-135m-0"),
+        (["demo", "--model", "/m/my model.gguf"], "demo", "my-model-0"),
+        (["serve", "/m/tiny.gguf", "--port", "0"], "tiny", "tiny-0"),
+        (["serve", "rack.yaml"], "rack", "chat-0"),
+        (["serve", "vllm.yaml"], "vllm", None),
+        (["serve", "nowhere.yaml", "--rack", "r"], "r", None),
+    ],
+)
+def test_rack_and_replica_are_told_by_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], rack: str, replica: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rack.yaml").write_text("# a rack\nmodels:\n  - name: 'chat'  # as clients ask\n    path: /m/x.gguf\n")
+    Path("vllm.yaml").write_text("models: \n- name: chat\n  path: /m/x\n  engine: vllm\n")
+    assert standby.expected_rack(words) == (rack_paths(rack), replica)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["plan", "m.gguf"],
+        ["demo", "--help"],
+        ["demo", "m.gguf"],
+        ["serve"],
+        ["serve", "a.gguf", "--detach"],
+        ["serve", "a.gguf", "--rack", "a/b"],
+    ],
+)
+def test_no_process_is_begun_for_what_starts_no_rack(words: list[str]) -> None:
+    standby.begin(words)
+    assert not standby._waiting
