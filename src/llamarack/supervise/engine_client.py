@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
-import aiohttp
 import orjson
 
 from llamarack.engine.adaptor import Endpoint
+from llamarack.supervise.http_client import Reply, exchange
 
 
 class EngineRefused(Exception):
@@ -33,37 +33,27 @@ class EngineClient:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        path = endpoint.socket
-        connector = aiohttp.UnixConnector(path=str(path)) if path else aiohttp.TCPConnector(force_close=True)
-        self._session = aiohttp.ClientSession(
-            connector=connector, headers={"Authorization": f"Bearer {endpoint.key}"}, trust_env=False
-        )
+        self._headers = {"Authorization": f"Bearer {endpoint.key}"}
 
     async def __aenter__(self) -> EngineClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self._session.close()
+    async def __aexit__(self, *_: object) -> None:
+        """Each request has closed its own connection."""
 
     async def is_up(self, timeout_s: float = 2.0) -> bool:
         """Whether /health answers 200."""
         try:
-            async with self._session.get(f"{self._endpoint.base_url}/health", timeout=_limit(timeout_s)) as response:
-                return response.status == 200
-        except (aiohttp.ClientError, OSError, TimeoutError):
+            return (await self._exchange("GET", "/health", timeout_s)).status == 200
+        except (OSError, TimeoutError):
             return False
 
     async def metrics(self, *, timeout_s: float) -> str:
         """The text of the engine's own /metrics."""
-        try:
-            async with self._session.get(f"{self._endpoint.base_url}/metrics", timeout=_limit(timeout_s)) as response:
-                status, text = response.status, await response.text(errors="replace")
-        except aiohttp.ClientError as error:
-            raise ConnectionError(str(error)) from error
-        if status != 200:
-            raise EngineRefused(status, text)
+        reply = await self._exchange("GET", "/metrics", timeout_s)
+        text = reply.body.decode(errors="replace")
+        if reply.status != 200:
+            raise EngineRefused(reply.status, text)
         return text
 
     async def chat(
@@ -76,23 +66,15 @@ class EngineClient:
 
     async def _post(self, path: str, body: dict[str, Any], max_tokens: int, timeout_s: float) -> Answer:
         data = orjson.dumps({"model": self._endpoint.served_name, "max_tokens": max_tokens, **body})
-        try:
-            async with self._session.post(
-                f"{self._endpoint.base_url}{path}",
-                data=data,
-                headers={"Content-Type": "application/json"},
-                timeout=_limit(timeout_s),
-            ) as response:
-                status, raw = response.status, await response.read()
-        except aiohttp.ClientError as error:  # not an OSError by class: the engine may just have been killed
-            raise ConnectionError(str(error)) from error
-        if status != 200:
-            raise EngineRefused(status, raw.decode(errors="replace"))
-        return _answer(raw)
+        reply = await self._exchange("POST", path, timeout_s, data)
+        if reply.status != 200:
+            raise EngineRefused(reply.status, reply.body.decode(errors="replace"))
+        return _answer(reply.body)
 
-
-def _limit(seconds: float) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=seconds)
+    async def _exchange(self, method: str, path: str, timeout_s: float, body: bytes = b"") -> Reply:
+        where = self._endpoint.socket or ("127.0.0.1", self._endpoint.port or 0)
+        async with asyncio.timeout(timeout_s):
+            return await exchange(where, method, path, headers=self._headers, body=body)
 
 
 def _answer(raw: bytes) -> Answer:

@@ -237,7 +237,7 @@ class Replica:
                 raise _Stop
 
     async def _until_answers(self, load: Load) -> None:
-        # Imported while the engine loads: an HTTP client costs a quarter of a second that nobody then waits for.
+        # Imported while the engine loads, as is the warm-up.
         from llamarack.supervise.engine_client import EngineClient
 
         assert self.endpoint is not None
