@@ -3,9 +3,9 @@
 A command that starts a rack imports, reads files and plans for a good part of a second before it can start anything.
 Meanwhile its first engine worker and its first gateway worker come up on another core and wait to be told. Each is used
 once, by the child with its control socket if that asks for just this program and environment; else it is ended, as it
-is when its parent ends.
+is when its parent ends. An engine worker may even load ahead: see `ahead`.
 
-Imported before everything else of a command: the standard library, `paths` and `environment` only.
+Imported before everything else of a command: the standard library and what costs no more only.
 """
 
 from __future__ import annotations
@@ -18,10 +18,15 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llamarack.environment import ENGINE_KEY, KEEPER_MARK, LOG_FORMAT, engine_environment, gateway_environment
 from llamarack.errors import UsageError
 from llamarack.paths import RackPaths, rack_paths, slug
+from llamarack.supervise.ahead import Ahead, take_ahead
+
+if TYPE_CHECKING:
+    from llamarack.hardware.loadlock import LoadLock
 
 WORKER = Path(__file__).parents[1] / "engine" / "llamacpp_worker.py"
 KEEPER = Path(__file__).with_name("keeper.py")
@@ -61,20 +66,30 @@ class KeeperProcess:
 
 
 class Standby:
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    """`ahead`: what it loads already."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], ahead: Ahead | None = None) -> None:
         self.argv = list(argv)
         self.env = dict(env)
+        self.ahead = ahead
+        self.lock = None if ahead is None else ahead.lock  # until the replica has taken it over
         self.keeper = KeeperProcess()
-        self.keeper.say({"standby": {"argv": [*argv, "--standby"], "env": self.env}})
+        order = None if ahead is None else {"argv": ahead.argv, "env": env, "options": ahead.options}
+        self.keeper.say({"standby": {"argv": [*argv, "--standby"], "env": self.env, "order": order}})
 
     def suits(self, argv: Sequence[str], env: Mapping[str, str]) -> bool:
+        if self.keeper.process.poll() is not None:
+            return False
         late = {name for name in {*env, *self.env} if self.env.get(name) != env.get(name)}
-        is_alive = self.keeper.process.poll() is None
-        return is_alive and list(argv[: len(self.argv)]) == self.argv and late <= _LATE
+        if self.ahead is not None:
+            return not late and self.ahead.is_asked_for(argv)
+        return list(argv[: len(self.argv)]) == self.argv and late <= _LATE
 
     def end(self) -> None:
         self.keeper.close()
         self.keeper.process.wait()
+        if self.lock is not None:
+            self.lock.release()
 
 
 _waiting: dict[str, Standby] = {}  # of this process, by control socket
@@ -90,12 +105,38 @@ def begin(arguments: Sequence[str]) -> None:
     _begin(paths.keeper_socket("gateway-0"), gateway, gateway_environment(os.environ))
     if replica is not None and not _CARDS.exists():
         worker = [sys.executable, "-P", str(WORKER)]
-        _begin(paths.keeper_socket(replica), worker, engine_environment(os.environ, [], {}))
+        ahead, key = take_ahead(paths, replica, worker), {}
+        if ahead is not None:
+            key = {ENGINE_KEY: ahead.key}
+        _begin(paths.keeper_socket(replica), worker, engine_environment(os.environ, [], key), ahead)
 
 
-def _begin(control_socket: Path, argv: Sequence[str], env: Mapping[str, str]) -> None:
-    with contextlib.suppress(OSError):  # it only saves time
-        _waiting[str(control_socket)] = Standby(argv, {**env, KEEPER_MARK: str(control_socket)})
+def _begin(control_socket: Path, argv: Sequence[str], env: Mapping[str, str], ahead: Ahead | None = None) -> None:
+    try:
+        _waiting[str(control_socket)] = Standby(argv, {**env, KEEPER_MARK: str(control_socket)}, ahead)
+    except OSError:  # it only saves time
+        if ahead is not None:
+            ahead.lock.release()
+
+
+def ahead_of(control_socket: Path) -> Ahead | None:
+    """What the one for this child loads already."""
+    found = _waiting.get(str(control_socket))
+    return None if found is None else found.ahead
+
+
+def take_lock(control_socket: Path) -> LoadLock | None:
+    """The load lock that the one for this child holds; the caller's from now on, whatever becomes of that one."""
+    found = _waiting.get(str(control_socket))
+    if found is None:
+        return None
+    lock, found.lock = found.lock, None
+    return lock
+
+
+def loading() -> list[Path]:
+    """Control sockets of those that load ahead: their memory is taken for what is about to be planned."""
+    return [Path(name) for name, each in _waiting.items() if each.ahead is not None]
 
 
 def take(argv: Sequence[str], env: Mapping[str, str]) -> KeeperProcess | None:
