@@ -1,5 +1,6 @@
 """`python -m llamarack` and the console script."""
 
+import os
 import sys
 
 from llamarack.supervise import standby
@@ -8,6 +9,8 @@ __all__ = ["main"]
 
 
 def main() -> None:
+    # pydantic looks through every installed distribution for plug-ins, here and in the gateway: no command uses one.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     standby.begin(sys.argv[1:])  # before the imports of a command, beside which it comes up
     from llamarack.cli import main as run
 

@@ -57,6 +57,26 @@ async def test_exit_code_is_reported(tmp_path: Path) -> None:
     assert not (tmp_path / "k.sock").exists()
 
 
+async def test_mark_is_told_to_who_is_there_and_to_who_comes_later(tmp_path: Path) -> None:
+    code = (
+        "import sys, time\nprint('not yet'); sys.stdout.flush(); sys.stdin.read()\n"
+        "for part in ('it is li', 'stening on', ' x'): sys.stdout.write(part); sys.stdout.flush(); time.sleep(0.05)\n"
+        "time.sleep(600)"
+    )
+    child = await start_child(_spec(tmp_path, code, up_mark="is listening on"))
+    await asyncio.wait_for(child.up.wait(), DEADLINE_S)
+    later = await attach_child(child.control_socket)
+    assert later is not None
+    await asyncio.wait_for(later.up.wait(), DEADLINE_S)
+    later.detach()
+    await child.stop()
+    await child.release()
+    unmarked = await start_child(_spec(tmp_path, "print('is listening on')", up_mark="is up"))
+    await asyncio.wait_for(unmarked.exited.wait(), DEADLINE_S)
+    assert not unmarked.up.is_set()
+    await unmarked.release()
+
+
 async def test_signal_is_reported(tmp_path: Path) -> None:
     child = await start_child(_spec(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"))
     await asyncio.wait_for(child.exited.wait(), DEADLINE_S)

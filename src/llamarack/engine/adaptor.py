@@ -53,6 +53,7 @@ class Launch:
     argv: Sequence[str]
     env: Mapping[str, str]
     endpoint: Endpoint
+    up_mark: str | None = None  # what it prints once it answers; None: it is asked at an interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

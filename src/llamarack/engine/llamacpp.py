@@ -48,6 +48,7 @@ KEY_VARIABLE = ENGINE_KEY
 BINARY_KEY_VARIABLE = "LLAMA_API_KEY"  # llama-server's own
 _DEVICE_PROBE_TIMEOUT_S = 60.0
 _CUDA_INDEX = "https://xorbitsai.github.io/xllamacpp/whl/cu128"  # the vendor's own wheels
+_WORKER_UP = "worker: listening on"
 _WORKER = Path(__file__).with_name("llamacpp_worker.py")  # imports nothing of ours, so it runs as a plain file
 
 # Fields that its server drops without a word, with the values that ask for nothing (b11549, tried one by one).
@@ -149,6 +150,7 @@ class LlamaCpp:
             argv=argv,
             env=engine_environment(os.environ, context.card_uuids, {**context.group.env, key_variable: context.key}),
             endpoint=Endpoint(socket=context.socket, port=None, key=context.key, served_name=context.model.name),
+            up_mark=_WORKER_UP if binary is None else None,
         )
 
     def diagnose(self, exit_words: str, log_tail: Sequence[str]) -> Diagnosis:

@@ -2,9 +2,10 @@
 
 Standard library only and run as a plain file (`python -I -S keeper.py`), so that it stays small and starts at once.
 The spec comes as one JSON object and line on stdin, a socket: `argv, env, log_path, log_max_bytes, control_socket,
-lease_s, grace_s, unlink, inherit_fds`. It listens on `control_socket`, one JSON object a line:
+lease_s, grace_s, unlink, inherit_fds, up_mark`. It listens on `control_socket`, one JSON object a line:
 
-    {"op": "attach"}               -> {"event": "state", ...}; {"event": "ending"} once the child itself has exited, and
+    {"op": "attach"}               -> {"event": "state", ...}; {"event": "up"} once the child has printed `up_mark`;
+                                      {"event": "ending"} once the child itself has exited, and
                                       {"event": "exit", ...} when nothing of it is left; holds the lease
     {"op": "stop", "grace_s": 10}  -> SIGTERM, after `grace_s` SIGKILL, to the child and all its descendants
     {"op": "fds"}                  -> one message that carries `inherit_fds`, for a supervisor that came back
@@ -205,6 +206,9 @@ class Keeper:
         self._lines: dict[socket.socket, bytes] = {}
         self._lease_from = time.monotonic()
         self._kill_at: float | None = None
+        self._up_mark = (spec.get("up_mark") or "").encode()
+        self._before_mark = b""
+        self._is_up = False
         self._stop_asked = False
         self._exit: dict[str, Any] | None = None
         self._released = False
@@ -282,9 +286,19 @@ class Keeper:
             return
         if data:
             self._log.write(data)
+            self._look_for_mark(data)
         else:
             self._selector.unregister(pipe)
             pipe.close()
+
+    def _look_for_mark(self, data: bytes) -> None:
+        if self._is_up or not self._up_mark:
+            return
+        seen = self._before_mark + data
+        self._before_mark = seen[-len(self._up_mark) :]  # a write may end within it
+        if self._up_mark in seen:
+            self._is_up = True
+            self._tell({"event": "up"})
 
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -323,6 +337,8 @@ class Keeper:
                 self._attached.add(connection)
                 pid = self._child.pid if self._child else None
                 self._send(connection, {"event": "state", "pid": pid, "start_ticks": start_ticks(pid) if pid else None})
+                if self._is_up:
+                    self._send(connection, {"event": "up"})
                 if self._exit is not None:
                     self._send(connection, self._exit)
                 elif self._child is not None and self._child.returncode is not None:

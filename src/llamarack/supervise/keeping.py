@@ -48,7 +48,8 @@ class ChildExit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
-    """What a keeper starts. `unlink`: sockets removed before the start and after the end."""
+    """What a keeper starts. `unlink`: sockets removed before the start and after the end. `up_mark`: what the child
+    prints once it serves."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
@@ -56,11 +57,12 @@ class ChildSpec:
     control_socket: Path
     unlink: Sequence[Path] = ()
     inherit_fds: Sequence[int] = ()
+    up_mark: str | None = None
 
 
 class KeptChild:
-    """One attached keeper. `ending` is set when the child itself has exited, `exited` when all its descendants are
-    gone too: with a rank that does not end by itself that is a second later."""
+    """One attached keeper. `up` is set when the child has printed its mark, `ending` when the child itself has exited,
+    `exited` when all its descendants are gone too: with a rank that does not end by itself that is a second later."""
 
     def __init__(self, control_socket: Path, keeper_pid: int | None) -> None:
         self.control_socket = control_socket
@@ -69,6 +71,7 @@ class KeptChild:
         self.start_ticks: int | None = None
         self.ending_as: ChildExit | None = None
         self.exit: ChildExit | None = None
+        self.up = asyncio.Event()
         self.ending = asyncio.Event()
         self.exited = asyncio.Event()
         self._state = asyncio.Event()
@@ -131,6 +134,8 @@ class KeptChild:
             self.pid = pid if isinstance(pid, int) else None
             self.start_ticks = ticks if isinstance(ticks, int) else None
             self._state.set()
+        elif message["event"] == "up":
+            self.up.set()
         elif message["event"] in {"ending", "exit"}:
             code, number = message["code"], message["signal"]
             told = ChildExit(
@@ -195,6 +200,7 @@ async def start_child(spec: ChildSpec) -> KeptChild:
         "grace_s": GRACE_S,
         "unlink": [str(path) for path in spec.unlink],
         "inherit_fds": list(spec.inherit_fds),
+        "up_mark": spec.up_mark,
     }
     with contextlib.suppress(FileNotFoundError):
         spec.control_socket.unlink()

@@ -250,10 +250,19 @@ class Replica:
 
         assert self.endpoint is not None
         async with EngineClient(self.endpoint) as client:
-            while not await client.is_up():  # the engine offers nothing to wait on
+            while not await client.is_up():
                 if self.child is not None:
                     look_at(load, self.spec, self.child.pid, self.log_path, self._log_from_bytes, self._world.journal)
-                await asyncio.sleep(_ANSWER_POLL_S)
+                await self._until_said_up(_ANSWER_POLL_S)
+
+    async def _until_said_up(self, longest_s: float) -> None:
+        """Most engines say nothing, and one that has said it may still not answer."""
+        if self.child is None or self.child.up.is_set():
+            await asyncio.sleep(longest_s)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(longest_s):
+                await self.child.up.wait()
 
     async def _warm_up(self, timeout_s: float) -> None:
         from llamarack.supervise.engine_client import EngineClient

@@ -50,6 +50,7 @@ async def spawn(spec: ReplicaSpec, paths: RackPaths, journal: Journal) -> Spawne
             log_path=paths.log_of(spec.id),
             control_socket=paths.keeper_socket(spec.id),
             unlink=[socket],
+            up_mark=launch.up_mark,
         )
     )
     return Spawned(child=child, endpoint=launch.endpoint, argv=launch.argv)
