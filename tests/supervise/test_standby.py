@@ -14,7 +14,6 @@ import pytest
 
 from llamarack.environment import KEEPER_MARK
 from llamarack.hardware.loadlock import LoadLock
-from llamarack.paths import rack_paths
 from llamarack.supervise import standby
 from llamarack.supervise.ahead import Ahead
 from llamarack.supervise.keeping import ChildSpec, fetch_fds, start_child
@@ -61,7 +60,7 @@ def _program() -> list[str]:
 
 
 def _begin(tmp_path: Path, **env: str) -> int:
-    standby._begin(tmp_path / "k.sock", _program(), {"PATH": os.environ["PATH"], **env})
+    standby._begin(standby.KeeperProcess(), tmp_path / "k.sock", _program(), {"PATH": os.environ["PATH"], **env})
     return standby._waiting[str(tmp_path / "k.sock")].keeper.process.pid
 
 
@@ -151,7 +150,7 @@ async def test_one_that_loads_ahead_is_kept_only_if_it_loads_what_is_asked_for(t
     assert lock.try_acquire()
     loaded = Ahead(argv=argv, options="first", key="secret", lock=lock)
     env = {"PATH": os.environ["PATH"], "LLAMARACK_ENGINE_KEY": "secret"}
-    standby._begin(tmp_path / "k.sock", _program(), env, loaded)
+    standby._begin(standby.KeeperProcess(), tmp_path / "k.sock", _program(), env, loaded)
     assert standby.ahead_of(tmp_path / "k.sock") is loaded
     assert standby.loading() == [tmp_path / "k.sock"]
     live = tmp_path / "engine.sock"
@@ -169,7 +168,8 @@ async def test_one_that_loads_ahead_is_kept_only_if_it_loads_what_is_asked_for(t
 def test_one_that_is_not_used_gives_the_load_lock_back(tmp_path: Path) -> None:
     lock = LoadLock(path=tmp_path / "lock")
     assert lock.try_acquire()
-    standby._begin(tmp_path / "k.sock", _program(), {}, Ahead(argv=_program(), options="", key="", lock=lock))
+    loaded = Ahead(argv=_program(), options="", key="", lock=lock)
+    standby._begin(standby.KeeperProcess(), tmp_path / "k.sock", _program(), {}, loaded)
     standby.end()
     assert not lock.is_held
 
@@ -203,24 +203,26 @@ def test_parent_that_is_killed_leaves_none_waiting(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "rack", "replica"),
+    ("words", "rack", "model"),
     [
-        (["demo"], "demo", "smollm2-135m-0"),
-        (["demo", "--once", "--prompt", "--rack", "--rack=mine"], "mine", "smollm2-135m-0"),
-        (["demo", "--model", "/m/my model.gguf"], "demo", "my-model-0"),
-        (["serve", "/m/tiny.gguf", "--port", "0"], "tiny", "tiny-0"),
-        (["serve", "rack.yaml"], "rack", "chat-0"),
+        (["demo"], "demo", "smollm2-135m"),
+        (["demo", "--once", "--prompt", "--rack", "--rack=mine"], "mine", "smollm2-135m"),
+        (["demo", "--model", "/m/my model.gguf"], "demo", "my-model"),
+        (["serve", "/m/tiny.gguf", "--port", "0"], "tiny", "tiny"),
+        (["serve", "rack.yaml"], "rack", "chat"),
         (["serve", "vllm.yaml"], "vllm", None),
         (["serve", "nowhere.yaml", "--rack", "r"], "r", None),
     ],
 )
-def test_rack_and_replica_are_told_by_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], rack: str, replica: str | None
+def test_rack_and_model_are_told_by_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], rack: str, model: str | None
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("rack.yaml").write_text("# a rack\nmodels:\n  - name: 'chat'  # as clients ask\n    path: /m/x.gguf\n")
     Path("vllm.yaml").write_text("models: \n- name: chat\n  path: /m/x\n  engine: vllm\n")
-    assert standby.expected_rack(words) == (rack_paths(rack), replica)
+    told = standby.understood(words)
+    assert told is not None
+    assert (told.rack or told.stem, told.model) == (rack, model)
 
 
 @pytest.mark.parametrize(

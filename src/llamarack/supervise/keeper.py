@@ -19,6 +19,8 @@ The lease: while no connection has attached for `lease_s`, everything is ended. 
 descendant is left; orphans come to the keeper because it is their subreaper.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import json
@@ -29,8 +31,10 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import IO, Any
+
+TYPE_CHECKING = False  # typing's own, without the import: a start waits for this one
+if TYPE_CHECKING:
+    from typing import IO, Any
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 PR_SET_CHILD_SUBREAPER = 36
@@ -39,6 +43,11 @@ _LOG_CHUNK_BYTES = 65536
 _KILL_POLL_S = 0.02
 _OOM_LOOK_S = 1.0
 _OOM_NEAR_S = 10.0  # a large process takes seconds to be torn down
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        return file.read()
 
 
 def _die_with_keeper() -> None:
@@ -63,7 +72,7 @@ def oom_counters(root: str = "/") -> list[str]:
     """Files that count the host's OOM kills in this process's cgroup: v2's memory.events, v1's memory.oom_control. A
     kill counts in its victim's group whosever limit was met; a container may see its own group as the mount's top."""
     try:
-        lines = Path(root, "proc/self/cgroup").read_text().splitlines()
+        lines = _text(os.path.join(root, "proc/self/cgroup")).splitlines()
     except OSError:
         return []
     found = []
@@ -75,8 +84,8 @@ def oom_counters(root: str = "/") -> list[str]:
             mount, name = "sys/fs/cgroup/memory", "memory.oom_control"
         else:
             continue
-        own, top = Path(root, mount, group.lstrip("/"), name), Path(root, mount, name)
-        found += [str(path) for path in (own, top) if path.is_file()][:1]
+        own, top = os.path.join(root, mount, group.lstrip("/"), name), os.path.join(root, mount, name)
+        found += [path for path in (own, top) if os.path.isfile(path)][:1]
     return found
 
 
@@ -85,7 +94,7 @@ def oom_kills(counters: list[str]) -> int | None:
     total = None
     for path in counters:
         with contextlib.suppress(OSError, ValueError):
-            for line in Path(path).read_text().splitlines():
+            for line in _text(path).splitlines():
                 name, _, count = line.partition(" ")
                 if name == "oom_kill":
                     total = (total or 0) + int(count)
@@ -95,7 +104,7 @@ def oom_kills(counters: list[str]) -> int | None:
 def start_ticks(pid: int) -> int | None:
     """Start of a process in clock ticks since boot (/proc/PID/stat, field 22); with the pid it is an identity."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        return int(_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[19])
     except (OSError, IndexError, ValueError):
         return None
 
@@ -107,7 +116,7 @@ def descendants(root: int) -> list[int]:
         if not entry.isdigit():
             continue
         try:
-            state, parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
+            state, parent = _text(f"/proc/{entry}/stat").rpartition(")")[2].split()[:2]
         except (OSError, ValueError):
             continue
         if state != "Z":

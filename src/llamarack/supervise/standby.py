@@ -5,7 +5,7 @@ Meanwhile its first engine worker and its first gateway worker come up on anothe
 once, by the child with its control socket if that asks for just this program and environment; else it is ended, as it
 is when its parent ends. An engine worker may even load ahead: see `ahead`.
 
-Imported before everything else of a command: the standard library and what costs no more only.
+Imported before everything else of a command: it needs the standard library, functions import the rest.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from llamarack.environment import ENGINE_KEY, KEEPER_MARK, LOG_FORMAT, engine_environment, gateway_environment
-from llamarack.errors import UsageError
-from llamarack.paths import RackPaths, rack_paths, slug
-from llamarack.supervise.ahead import Ahead, take_ahead
 
 if TYPE_CHECKING:
     from llamarack.hardware.loadlock import LoadLock
+    from llamarack.supervise.ahead import Ahead
 
 WORKER = Path(__file__).parents[1] / "engine" / "llamacpp_worker.py"
 KEEPER = Path(__file__).with_name("keeper.py")
@@ -64,16 +62,22 @@ class KeeperProcess:
         """Nothing more will be said: a keeper without a request ends."""
         self._requests.close()
 
+    def end(self) -> None:
+        self.close()
+        self.process.wait()
+
 
 class Standby:
     """`ahead`: what it loads already."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], ahead: Ahead | None = None) -> None:
+    def __init__(
+        self, keeper: KeeperProcess, argv: Sequence[str], env: Mapping[str, str], ahead: Ahead | None = None
+    ) -> None:
         self.argv = list(argv)
         self.env = dict(env)
         self.ahead = ahead
         self.lock = None if ahead is None else ahead.lock  # until the replica has taken it over
-        self.keeper = KeeperProcess()
+        self.keeper = keeper
         order = None if ahead is None else {"argv": ahead.argv, "env": env, "options": ahead.options}
         self.keeper.say({"standby": {"argv": [*argv, "--standby"], "env": self.env, "order": order}})
 
@@ -86,8 +90,7 @@ class Standby:
         return list(argv[: len(self.argv)]) == self.argv and late <= _LATE
 
     def end(self) -> None:
-        self.keeper.close()
-        self.keeper.process.wait()
+        self.keeper.end()
         if self.lock is not None:
             self.lock.release()
 
@@ -97,26 +100,49 @@ _waiting: dict[str, Standby] = {}  # of this process, by control socket
 
 def begin(arguments: Sequence[str]) -> None:
     """For the command line of a command that starts a rack; does nothing for any other."""
-    expected = expected_rack(arguments)
-    if expected is None:
+    words = understood(arguments)
+    if words is None:
         return
-    paths, replica = expected
-    gateway = [sys.executable, "-m", "llamarack.gateway.worker"]
-    _begin(paths.keeper_socket("gateway-0"), gateway, gateway_environment(os.environ))
-    if replica is not None and not _CARDS.exists():
-        worker = [sys.executable, "-P", str(WORKER)]
-        ahead, key = take_ahead(paths, replica, worker), {}
-        if ahead is not None:
-            key = {ENGINE_KEY: ahead.key}
-        _begin(paths.keeper_socket(replica), worker, engine_environment(os.environ, [], key), ahead)
-
-
-def _begin(control_socket: Path, argv: Sequence[str], env: Mapping[str, str], ahead: Ahead | None = None) -> None:
-    try:
-        _waiting[str(control_socket)] = Standby(argv, {**env, KEEPER_MARK: str(control_socket)}, ahead)
+    is_ours = words.model is not None and not _CARDS.exists()
+    try:  # at once: their interpreters come up while it is found out what they are for
+        for_gateway, for_engine = KeeperProcess(), KeeperProcess() if is_ours else None
     except OSError:  # it only saves time
-        if ahead is not None:
-            ahead.lock.release()
+        return
+
+    from llamarack.errors import UsageError
+    from llamarack.paths import rack_paths, slug
+
+    try:
+        paths = rack_paths(words.rack or slug(words.stem), words.state_dir)
+    except UsageError:  # the command will say so
+        for_gateway.end()
+        if for_engine is not None:
+            for_engine.end()
+        return
+    gateway = [sys.executable, "-m", "llamarack.gateway.worker"]
+    _begin(for_gateway, paths.keeper_socket("gateway-0"), gateway, gateway_environment(os.environ))
+    if for_engine is None or words.model is None:
+        return
+
+    from llamarack.supervise.ahead import take_ahead
+
+    replica = f"{slug(words.model)}-0"
+    worker = [sys.executable, "-P", str(WORKER)]
+    ahead, key = take_ahead(paths, replica, worker), {}
+    if ahead is not None:
+        key = {ENGINE_KEY: ahead.key}
+    environment = engine_environment(os.environ, [], key)
+    _begin(for_engine, paths.keeper_socket(replica), worker, environment, ahead)
+
+
+def _begin(
+    keeper: KeeperProcess,
+    control_socket: Path,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    ahead: Ahead | None = None,
+) -> None:
+    _waiting[str(control_socket)] = Standby(keeper, argv, {**env, KEEPER_MARK: str(control_socket)}, ahead)
 
 
 def ahead_of(control_socket: Path) -> Ahead | None:
@@ -157,29 +183,37 @@ def end() -> None:
         _waiting.popitem()[1].end()
 
 
-def expected_rack(arguments: Sequence[str]) -> tuple[RackPaths, str | None] | None:
-    """The rack that the command will start, and the first replica of it if that is a worker of ours, as far as the
-    words tell. A wrong guess costs unused processes; the command's own parser judges the words.
-    """
+class Words(NamedTuple):
+    """What a command line says of the rack that it starts. `rack`: its name, else it is called after `stem`; `model`:
+    what the first one is called, None where its engine is no worker of ours."""
+
+    rack: str | None
+    stem: str
+    state_dir: Path | None
+    model: str | None
+
+
+def understood(arguments: Sequence[str]) -> Words | None:
+    """None for a command that starts no rack here, and for words that it does not have: its own parser judges them. A
+    wrong guess costs unused processes."""
     if not arguments or arguments[0] not in {"demo", "serve"}:
         return None
     options, rest = _sorted_out(arguments[1:])
     if options is None or len(rest) != (arguments[0] == "serve"):
         return None
+    folder = options.get("--state-dir")
+    state_dir = Path(folder) if folder else None
     if arguments[0] == "demo":
         model = options.get("--model")
-        rack = options.get("--rack", "demo")
-        name: str | None = DEMO_NAME if model is None else Path(model).stem.replace(" ", "-")
-    else:
-        target = Path(rest[0])
-        rack = options.get("--rack", slug(target.stem))
-        name = target.stem.replace(" ", "-") if target.suffix == ".gguf" else _first_name(target)
-    folder = options.get("--state-dir")
-    try:
-        paths = rack_paths(rack, Path(folder) if folder else None)
-    except UsageError:
-        return None
-    return paths, None if name is None else f"{slug(name)}-0"
+        name = DEMO_NAME if model is None else _called(Path(model))
+        return Words(options.get("--rack", "demo"), "", state_dir, name)
+    target = Path(rest[0])
+    served = _called(target) if target.suffix == ".gguf" else _first_name(target)
+    return Words(options.get("--rack"), target.stem, state_dir, served)
+
+
+def _called(model: Path) -> str:
+    return model.stem.replace(" ", "-")
 
 
 def _sorted_out(words: Sequence[str]) -> tuple[dict[str, str] | None, list[str]]:
