@@ -40,16 +40,20 @@ class KeeperProcess:
 
     def __init__(self, inherit_fds: Sequence[int] = ()) -> None:
         self._requests, theirs = socket.socketpair()
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(KEEPER)],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                pass_fds=list(inherit_fds),
-                cwd="/",
-            )
+        try:
+            with theirs:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(KEEPER)],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                    pass_fds=list(inherit_fds),
+                    cwd="/",
+                )
+        except OSError:
+            self._requests.close()
+            raise
 
     def say(self, message: Mapping[str, object], fds: Sequence[int] = ()) -> None:
         """`fds`: go with it, to a keeper that has a standby. One that has ended is found by its silence."""
