@@ -1,14 +1,20 @@
 """The whole of `demo --once` against loading the same model and asking the same question directly.
 
-python benchmarks/demo_once.py [--repeats 7]
+python -m benchmarks.demo_once [--repeats 7] [--realtime]
 
 Directly: one Python program that loads the model with the same engine and the same settings, asks the same greedy
-question and ends. Both alternate within one run, wall time of the whole process. Needs the demo model in the cache.
+question and ends. Beside it the whole of `demo --once`, in a state folder of its own (a first start) and in the one of
+the repeat before (a rack that starts again loads while it plans). All alternate within one run; wall time of the whole
+process, and processor time with all its children. Needs the demo model in the cache.
+
+`--realtime`: all with real-time priority (SCHED_RR), for a machine that others use as well: two threads that wait for
+each other at every layer take ten times as long where a third one competes. Needs the right to it.
 """
 
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -36,38 +42,60 @@ print(answer["choices"][0]["message"]["content"])
 """
 
 
-def _seconds(command: list[str], environment: dict[str, str]) -> float:
-    started = time.monotonic()
+def _spent(command: list[str], environment: dict[str, str]) -> tuple[float, float]:
+    """Wall and processor seconds."""
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    wall, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode != 0 or not done.stdout.strip():
         sys.exit(f"{command[:4]} gave {done.returncode}: {done.stderr[-500:]}")
-    return time.monotonic() - started
+    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--realtime", action="store_true")
+    asked = parser.parse_args()
     model = demo_model(cache_dir(), print)
     threads = str(len(os.sched_getaffinity(0)))
-    walls: dict[str, list[float]] = {"direct": [], "demo --once": []}
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "LLAMARACK_STATE_DIR": folder, "LLAMARACK_LOAD_LOCK": f"{folder}/lock"}
-        for repeat in range(repeats + 1):
-            socket = f"{folder}/{repeat}.sock"
-            direct = [sys.executable, "-c", _DIRECT, str(model), socket, threads, _QUESTION]
-            ours = [sys.executable, "-m", "llamarack", "demo", "--once", "--prompt", _QUESTION]
-            for name, command in (("direct", direct), ("demo --once", ours)):
-                wall = _seconds(command, environment)
-                if repeat:  # the first pair warms the page cache
+    machine = describe_machine()
+    if asked.realtime:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    walls: dict[str, list[float]] = {"direct": [], "first start": [], "started again": []}
+    processor: dict[str, list[float]] = {name: [] for name in walls}
+    # In memory, as the folder of a session is ($XDG_RUNTIME_DIR).
+    memory = next(
+        (path for path in (os.environ.get("XDG_RUNTIME_DIR"), "/dev/shm") if path and os.access(path, 2)), None
+    )
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        # Installed packages have their bytecode.
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        environment = {**inherited, "LLAMARACK_STATE_DIR": f"{folder}/s", "LLAMARACK_LOAD_LOCK": f"{folder}/lock"}
+        ours = [sys.executable, "-m", "llamarack", "demo", "--once", "--prompt", _QUESTION]
+        for repeat in range(asked.repeats + 1):
+            direct = [sys.executable, "-c", _DIRECT, str(model), f"{folder}/{repeat}.sock", threads, _QUESTION]
+            fresh = {**environment, "LLAMARACK_STATE_DIR": f"{folder}/{repeat}"}
+            runs = {"direct": (direct, environment), "first start": (ours, fresh), "started again": (ours, environment)}
+            for name, (command, variables) in runs.items():
+                wall, spent = _spent(command, variables)
+                if repeat:  # the first of each warms the page cache, and is what `started again` was before
                     walls[name].append(wall)
+                    processor[name].append(spent)
+    ratios = {name: [a / b for a, b in zip(walls[name], walls["direct"], strict=True)] for name in (*walls,)[1:]}
     for name, values in walls.items():
-        low, high = min(values), max(values)
-        print(f"{name:12} {statistics.median(values):.2f} s ({low:.2f}-{high:.2f} over {repeats} repeats)")
-    ratios = [ours / direct for direct, ours in zip(walls["direct"], walls["demo --once"], strict=True)]
-    print(f"ratio        {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})")
+        shown = f"{name:14} {statistics.median(values):.2f} s ({min(values):.2f}-{max(values):.2f}), processor "
+        shown += f"{statistics.median(processor[name]):.2f} s"
+        print(shown + (f", {statistics.median(ratios[name]):.2f} of direct" if name in ratios else ""))
+    record = {
+        "machine": machine,
+        "priority": "real time" if asked.realtime else "normal",
+        "wall_s": walls,
+        "processor_s": processor,
+        "ratios": ratios,
+    }
     _RESULT.parent.mkdir(exist_ok=True)
-    _RESULT.write_text(json.dumps({"machine": describe_machine(), "wall_s": walls, "ratios": ratios}, indent=1) + "\n")
+    _RESULT.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ LOG_FORMAT = "LLAMARACK_LOG_FORMAT"
 _INHERITED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH")
 _INHERITED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "NVSHMEM_", "VLLM_", "OMP_", "GGML_", "NVIDIA_", "CUDA_MPS_")
 
+_OF_MANAGER = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+
 
 def engine_environment(
     inherited: Mapping[str, str], card_uuids: Sequence[str], extra: Mapping[str, str]
@@ -32,4 +34,5 @@ def engine_environment(
 
 
 def gateway_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    return {**inherited, "PYTHONUNBUFFERED": "1"}
+    """All of ours but what a service manager tells to its own child alone."""
+    return {**{k: v for k, v in inherited.items() if k not in _OF_MANAGER}, "PYTHONUNBUFFERED": "1"}

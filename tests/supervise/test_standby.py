@@ -12,11 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llamarack.environment import KEEPER_MARK
+from llamarack.environment import KEEPER_MARK, gateway_environment
 from llamarack.hardware.loadlock import LoadLock
 from llamarack.supervise import standby
 from llamarack.supervise.ahead import Ahead
 from llamarack.supervise.keeping import ChildSpec, fetch_fds, start_child
+from llamarack.supervise.notify import take_notifier
+from tests.supervise.conftest import left_of
 
 DEADLINE_S = 30.0
 # As our workers do it: waits for a line and descriptors on its standard input, then shows what it got.
@@ -200,6 +202,22 @@ def test_parent_that_is_killed_leaves_none_waiting(tmp_path: Path) -> None:
     parent.stdout.close()
     _, alive = psutil.wait_procs([*keepers, *children], timeout=DEADLINE_S)
     assert not alive
+
+
+def test_gateway_begun_early_has_the_environment_of_one_begun_late() -> None:
+    """The supervisor takes what a service manager told it out of its own environment."""
+    at_first = {"PATH": "/bin", "NOTIFY_SOCKET": "/run/n", "WATCHDOG_USEC": "9", "WATCHDOG_PID": "1"}
+    later = dict(at_first)
+    take_notifier(later)
+    assert gateway_environment(at_first) == gateway_environment(later) == {"PATH": "/bin", "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.mark.process
+def test_command_that_fails_before_it_starts_anything_leaves_nothing(tmp_path: Path) -> None:
+    words = ["serve", str(tmp_path / "missing.gguf"), "--state-dir", str(tmp_path / "s")]
+    done = subprocess.run([sys.executable, "-m", "llamarack", *words], capture_output=True, timeout=DEADLINE_S)
+    assert done.returncode == 2
+    assert not left_of(tmp_path / "s")
 
 
 @pytest.mark.parametrize(
