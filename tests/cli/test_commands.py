@@ -11,6 +11,8 @@ import jsonschema
 import pytest
 import yaml
 
+from llamarack.version import __version__
+
 pytestmark = pytest.mark.process
 
 
@@ -157,3 +159,15 @@ def test_command_that_ends_does_not_look_through_its_modules_again() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.split()[-2:] == ["kept", "True"]
+
+
+def test_version_is_told_without_importing_a_command() -> None:
+    code = (
+        "import atexit, sys; atexit.register(lambda: print('llamarack.cli.plan' in sys.modules)); "
+        "sys.argv = ['llamarack', '--version']; from llamarack.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    version, is_imported = done.stdout.splitlines()
+    assert version == f"llamarack {__version__}"
+    assert is_imported == "False"

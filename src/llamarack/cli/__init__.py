@@ -75,7 +75,8 @@ def _root(
 
 def main() -> None:
     """The console script. Exit codes: the table in `errors`; 130 and 143 for signals."""
-    _register(next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None))
+    if sys.argv[1:] != ["--version"]:  # which needs none of the commands
+        _register(next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None))
     try:
         code = app(standalone_mode=False)
     except LlamarackError as error:
