@@ -68,7 +68,7 @@ def main() -> None:
     finally:
         _llamarack("stop", "--rack", rack, timeout_s=_COMMAND_TIMEOUT_S)
     gates = _speed_gates(asked.folder)
-    record = {
+    record: dict[str, Any] = {
         "machine": describe_machine(),
         "deployment": served.model_dump(mode="json", exclude_defaults=True),
         "load": {
