@@ -1,4 +1,4 @@
-"""For all tests: tiers that CI installs must run there, not be skipped in silence."""
+"""For all tests: tiers that CI installs must run there, not be skipped in silence; runs of tests share no state."""
 
 import os
 from collections.abc import Generator
@@ -7,6 +7,15 @@ from typing import Any
 import pytest
 
 REQUIRED_TIERS = frozenset(os.environ.get("LLAMARACK_REQUIRE_TIERS", "").split())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_machine_state(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tests run in several processes at once (docs/decisions/008): none may wait for a model that another one loads,
+    or find its racks and its measurements. A test that looks at the defaults takes these away again."""
+    folder = tmp_path_factory.getbasetemp()
+    os.environ["LLAMARACK_LOAD_LOCK"] = str(folder / "load.lock")
+    os.environ["LLAMARACK_STATE_DIR"] = str(folder / "state")
 
 
 @pytest.hookimpl(wrapper=True)
