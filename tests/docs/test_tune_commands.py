@@ -21,7 +21,13 @@ from tests.tiny_model_hf import FEED_FORWARD, HEADS, HIDDEN, KV_HEADS, LAYERS, w
 
 pytestmark = pytest.mark.llamacpp
 _TIMEOUT_S = 600.0
-_SHAPE: dict[str, Any] = {"layers": LAYERS, "heads": HEADS, "kv_heads": KV_HEADS, "hidden": HIDDEN, "feed_forward": FEED_FORWARD}
+_SHAPE: dict[str, Any] = {
+    "layers": LAYERS,
+    "heads": HEADS,
+    "kv_heads": KV_HEADS,
+    "hidden": HIDDEN,
+    "feed_forward": FEED_FORWARD,
+}
 _LIMITS = {"context_tokens": 1024, "sequences": 4, "threads": 1}
 _FEW = ["--requests", "20", "--input-tokens", "32", "--output-tokens", "4"]
 _TWO_SETTINGS = ["--budget", "1s"]  # the fewest: the engine's own and the file, and the rounds that compare them

@@ -37,14 +37,16 @@ def steps_table(result: AcceptanceResult) -> Table:
 def print_acceptance(result: AcceptanceResult, console: Console) -> None:
     took = format_duration(result.finished_unix_s - result.started_unix_s)
     lines = [Text(f"{headline(result)} ({took})", style=_STYLES[result.verdict]), Text("")]
-    for step in result.steps:
+    times = [format_duration(step.seconds) for step in result.steps]
+    width = max(map(len, times), default=0)
+    for step, time in zip(result.steps, times, strict=True):
         style = {"PASSED": "green", "FAILED": "red"}.get(step.outcome, "yellow")
         line = Text(f"{step.name:<8}")
         line.append(f"{step.outcome:<13}", style=style)
-        line.append(f"{format_duration(step.seconds):>9}  {step.summary}")
+        line.append(f"{time:>{width}}  {step.summary}")
         lines.append(line)
         if step.outcome is not Outcome.PASSED:
-            lines += [Text(f"{'':32}{detail}") for detail in step.details]
+            lines += [Text(f"{'':{8 + 13 + width + 2}}{detail}") for detail in step.details]
     lines += [Text(note, style="yellow") for note in notes(result)]
     for each in lines:
         console.print(each, soft_wrap=True, highlight=False)
