@@ -27,6 +27,7 @@ from llamarack.report.tune import (
     failures_table,
     levels_table,
     outcome_line,
+    trial_name,
     trials_table,
     tune_html,
     tune_markdown,
@@ -101,6 +102,14 @@ def test_other_precision_is_said_and_its_answers_must_be_verified() -> None:
     assert said[1].endswith("over llamacpp's own settings at equal precision (Q4_K_M)")
     assert said[3].endswith("over the best setting at the file's precision (Q8_0, here Q4_K_M on llamacpp)")
     assert "llamarack verify" in said[4]
+
+
+def test_weights_of_another_engine_are_named_with_it() -> None:
+    folder = replace(Q8, path="/m/hf", engine="vllm", precision="BF16")
+    two = replace(RESULT, weights=(Q8, folder))
+    assert trial_name(replace(BEST, weights=1), two) == "batch_tokens 512, sequences 8, hf on vllm"
+    assert trial_name(Trial(is_own=True, weights=1), two).startswith("vllm's own: 4 sequences")
+    assert trial_name(replace(BEST, weights=1), RESULT) == "batch_tokens 512, sequences 8, q4.gguf"
 
 
 def test_engine_that_keeps_the_promise_for_nobody_has_no_ratio() -> None:

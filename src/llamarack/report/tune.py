@@ -17,7 +17,7 @@ _REPORT, _MARKDOWN = "tune.html", "tune.md"
 
 
 def trial_name(trial: Trial, result: TuneResult) -> str:
-    """What is not the file's own weights is named."""
+    """What is not the file's own weights is named, and their engine where it is another."""
     weights = result.weights[trial.weights]
     if trial.is_own:
         name = f"{weights.engine}'s own: {_own_text(weights)}"
@@ -28,6 +28,8 @@ def trial_name(trial: Trial, result: TuneResult) -> str:
             name += f", context {trial.context_tokens}"
     if trial.weights:
         name += f", {Path(weights.path).name}"
+        if weights.engine != result.weights[0].engine and not trial.is_own:
+            name += f" on {weights.engine}"
     return f"the file: {name}" if trial == result.start else name
 
 
