@@ -26,6 +26,7 @@ from llamarack.report.verify_rows import deciding, headline
 from llamarack.units import format_bytes, format_duration
 
 _PAGE = "report.html"
+_AGAIN = "an invalid run says nothing about the deployment: accept it again while the machine does nothing else"
 
 
 def check_step(found: Sequence[Finding]) -> Step:
@@ -85,7 +86,7 @@ def bench_step(result: BenchResult, before: BenchResult | None = None) -> Step:
         name="bench",
         outcome=bench_outcome(result.valid),
         summary=_speed(result) if result.valid else f"the run is invalid: {invalid_reason(result)}",
-        details=(*first, *(", ".join(row) for row in cells)),
+        details=(*first, *(", ".join(row) for row in cells), *([] if result.valid else [_AGAIN])),
         report=f"{BENCH_FOLDER}/{_PAGE}",
     )
 
