@@ -424,7 +424,7 @@ class ClientStream:
 
 
 def _see_death(running: _Running, envelope: dict[str, Any]) -> None:
-    """Raises EngineBroke where the error is that of an HTTP server whose engine is dead: it answers for some time yet."""
+    """Raises EngineBroke where the error is that of a server whose engine is dead: it answers for some time yet."""
     words = ADAPTORS[running.reservation.row.engine].deviations.death_words
     if words is not None and words in envelope["error"]["message"]:
         raise EngineBroke("its server answers that the engine is dead")
