@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--most-seconds", type=float, default=3600.0, help="no round is begun after so many")
     parser.add_argument("--requests", type=int, default=20, help="of one run")
-    parser.add_argument("--concurrency", default="1")
+    parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("--input-tokens", type=int, default=32)
     parser.add_argument("--output-tokens", type=int, default=16)
     parser.add_argument("--stopped", type=float, default=0.1, help="part of the time that SLOW is halted")
@@ -109,7 +109,7 @@ def _rounds(asked: argparse.Namespace, file: Path, engine: list[psutil.Process])
             break
         turn = number % len(_SIDES)
         for side in (*_SIDES[turn:], *_SIDES[:turn]):
-            words = ["bench", str(file), "--concurrency", asked.concurrency, "--requests", str(asked.requests)]
+            words = ["bench", str(file), "--concurrency", str(asked.concurrency), "--requests", str(asked.requests)]
             words += ["--input-tokens", str(asked.input_tokens), "--output-tokens", str(asked.output_tokens)]
             words += ["--workers", "1", "-o", str(asked.folder / f"{side}{number}")]
             with _halted(engine, asked.stopped if side == "slow" else 0.0, asked.period) as share:
