@@ -5,6 +5,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Some images forbid bytecode files: then each of the processes that the tests start would compile all modules again.
+export PYTHONDONTWRITEBYTECODE :=
 INSTALLED := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-dev
 
