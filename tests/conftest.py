@@ -12,10 +12,11 @@ REQUIRED_TIERS = frozenset(os.environ.get("LLAMARACK_REQUIRE_TIERS", "").split()
 @pytest.fixture(scope="session", autouse=True)
 def own_machine_state(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Tests run in several processes at once (docs/decisions/008): none may wait for a model that another one loads,
-    or find its racks and its measurements. A test that looks at the defaults takes these away again."""
+    find its racks and its measurements, or take its processor. A test of the defaults takes these away again."""
     folder = tmp_path_factory.getbasetemp()
     os.environ["LLAMARACK_LOAD_LOCK"] = str(folder / "load.lock")
     os.environ["LLAMARACK_STATE_DIR"] = str(folder / "state")
+    os.environ["OMP_WAIT_POLICY"] = "passive"  # threads of real engines sleep where they wait, instead of spinning
 
 
 @pytest.hookimpl(wrapper=True)
