@@ -23,7 +23,7 @@ NO_COMMANDS = {"ARCHITECTURE.md", "docs/reference/cli.md"}
 # finds what there is, `plan` may say that it does not fit.
 QUICK: Mapping[str, set[int]] = {"plan": {0, 4}, "check": {0, 3}, "schema": {0}, "export": {0}, "keys": {0}}
 FOLLOWS = 124  # of timeout(1): what ends at Ctrl-C alone is ended so
-# Run on a rack of the demo model by tests/docs/test_rack_commands.py, in the order of the documents. 6, 7: a few
+# Run on a rack of a small model by tests/docs/test_rack_commands.py, in the order of the documents. 6, 7: a few
 # requests prove nothing, and the commands say so.
 ON_RACK: Mapping[str, set[int]] = {
     "serve": {0},
