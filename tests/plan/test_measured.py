@@ -155,6 +155,7 @@ def test_vllm_over_two_cards(row):
             for name in {"weights_bytes", "kv_bytes"} & {*reported}:
                 assert getattr(card.terms, name) == pytest.approx(reported[name], rel=0.012)
         assert card.total_bytes / MIB == pytest.approx(row["nvidia_smi_mib"][str(card.index)], rel=0.006)
+        assert card.total_high_bytes / MIB >= row["nvidia_smi_mib"][str(card.index)]
 
 
 @pytest.mark.parametrize(
