@@ -136,6 +136,7 @@ def test_error_becomes_a_step_of_error_with_its_hint() -> None:
     assert (step.outcome, step.summary) == (Outcome.FAILED, "no reference: no such side")
     assert step.details == ("no such side\nmore of it", "hint: --reference FILE")
     assert step_of_error("serve", LlamarackError("")).summary == "failed"
+    assert step_of_error("serve", LlamarackError("one line")).details == ()  # which is the summary already
 
 
 def test_invalid_run_to_compare_with_is_no_fault_of_the_deployment() -> None:

@@ -125,7 +125,7 @@ def levels_table(result: TuneResult) -> Table | None:
         title="The best setting beside the engine's own, at each load",
         headers=("load", "best, good requests/s", "engine's own", "gain", "95 % interval"),
         rows=rows,
-        note="Means over the rounds in which both were measured in turn.",
+        note="Means over the rounds in which both were measured in turn; the gain is the mean of the rounds' ratios.",
     )
 
 
