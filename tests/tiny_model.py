@@ -25,10 +25,10 @@ _PIECES += ["\u2581t", "\u2581a", "he", "in", "er", "\u2581the", "ing", "\u2581a
 def vocabulary(words: Sequence[str] = ()) -> tuple[list[str], list[float], list[gguf.TokenType]]:
     """Pieces, scores and types in id order: <unk>, <s>, </s>, 256 bytes, merged pieces, ChatML's marks.
 
-    `words`: become one token each after a space; their beginnings are tokens as well, since merges go by twos.
+    Each of `words` is one token after a space; so are its beginnings, through which a tokenizer comes to it.
     """
-    begun = (f"\u2581{word[:length]}" for word in words for length in range(1, len(word) + 1))
-    merged = list(dict.fromkeys((*_PIECES, *begun)))
+    begun = [f"\u2581{word[:end]}" for word in words for end in range(1, len(word) + 1)]
+    merged = list(dict.fromkeys([*_PIECES, *begun]))
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *merged, *_MARKS]
     types = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
     types += [gguf.TokenType.BYTE] * 256 + [gguf.TokenType.NORMAL] * len(merged)
@@ -54,7 +54,7 @@ def write_tiny_llama(
     """Writes `path` and returns it. The same arguments give the same bytes; matrices are F16, norms F32.
 
     `speaks`: merged pieces are far likelier than bytes, so that an answer is readable, as a warm-up demands.
-    `words`: one token each, as prompts of an exact number of tokens need them.
+    `words`: see `vocabulary`; prompts of exact length are made of words that are one token.
     """
     pieces, scores, types = vocabulary(words)
     writer = gguf.GGUFWriter(path, "llama")

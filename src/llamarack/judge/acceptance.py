@@ -23,6 +23,7 @@ SCHEMA_VERSION = 1
 RESULT_NAME = "acceptance.json"
 STEPS = ("check", "serve", "verify", "bench", "compare")
 VERIFY_FOLDER, BENCH_FOLDER, COMPARE_FOLDER = "verify", "bench", "compare"  # within the acceptance's own
+INVALID_BENCH_FOLDER = "bench-invalid"  # a first try
 _FOUNDATIONS = frozenset({"check", "serve"})  # what the later steps stand on
 
 
