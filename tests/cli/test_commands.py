@@ -147,3 +147,17 @@ def test_detached_rack_whose_start_fails_is_exit_5_with_the_cause_and_never_read
     assert done.returncode == 5
     assert "engine_args.n_foo is no option of this llama.cpp" in done.stderr
     assert "ready  http" not in done.stderr
+
+
+def test_ctrl_c_while_a_command_is_imported_shows_no_traceback(tmp_path: Path) -> None:
+    """The signal comes while Python reads the module of a library that the command needs."""
+    (tmp_path / "psutil.py").write_text("raise KeyboardInterrupt\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "llamarack", "status"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))},
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -81,7 +81,7 @@ class Reader:
                 small = [*small[2:], "--duration", "1s", "--rate", "5,10"]
             text = f'"$PYTHON" -m {text} {" ".join(small)}'
             if "--follow" in command.words:
-                text = f"timeout -s INT 5 {text}"
+                text = f"timeout -s INT 10 {text}"
         return self.shell(text)
 
     def shell(self, text: str) -> subprocess.CompletedProcess[str]:
