@@ -5,6 +5,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Some images forbid bytecode files: then each of the processes that the tests start would compile all modules again.
+export PYTHONDONTWRITEBYTECODE :=
 INSTALLED := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-dev
 
@@ -13,8 +15,10 @@ DEVELOPMENT := $(VENV)/.installed-dev
 demo: $(INSTALLED)
 	@$(BIN)/llamarack demo
 
+# Files side by side, more of them than cores: most tests wait (docs/decisions/008). TEST_WORKERS=0 runs them in one.
+TEST_WORKERS ?= 4
 test: check
-	$(BIN)/python -m pytest -m "not vllm and not browser and not java and not node and not gpu"
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder -m "not vllm and not browser and not java and not node and not gpu"
 
 test-java: $(DEVELOPMENT)
 	$(BIN)/python -m pytest -m java

@@ -2,9 +2,9 @@
 
 python -m benchmarks.on_cards RUNS.yaml -o results.jsonl [--seconds 500]
 
-RUNS.yaml is a list of `{name, deployment, bench, beside_engine}`: a deployment file's content, and options of
+RUNS.yaml is a list of `{name, deployment, bench, beside_engine, killed_rank}`: a deployment file's content, and options of
 `llamarack bench` by name (left out: only memory is read). `beside_engine: N` runs the same load N times through the
-gateway and N times on the only engine's own socket, in turn. Every run is started by `llamarack serve`, read when all
+gateway and N times on the only engine's own socket, in turn. `killed_rank` holds the options of `killed_rank.kill`. Every run is started by `llamarack serve`, read when all
 its replicas are ready and again after the load, and stopped; the cards' memory is what `nvidia-smi` shows, not what the
 engine says. One JSON line a run, written as it ends, so that a run cut short keeps what it has. Runs that would begin
 after `--seconds` are named as not run.
@@ -26,6 +26,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks import killed_rank
 from llamarack.errors import NothingRunning
 from llamarack.paths import RackPaths, rack_paths
 from llamarack.supervise.admin import ask
@@ -124,6 +125,9 @@ def one_run(run: dict[str, Any], folder: Path, start_s: float) -> dict[str, Any]
             record["watched"] = (status_of(paths) or {}).get("cards")
             if run.get("beside_engine"):
                 record["beside_engine"] = beside_engine(run, url, paths, folder)
+        if run.get("killed_rank"):
+            url = f"http://127.0.0.1:{status['gateway']['port']}"
+            record["killed_rank"] = killed_rank.kill(url, lambda: status_of(paths), run["killed_rank"])
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
@@ -151,6 +155,9 @@ def short(record: dict[str, Any]) -> str:
             f"at {point.get('concurrency')}: {point['output_tokens_per_s']:.0f} tok/s "
             f"ttft {metrics['ttft_s']['p50']} per token {metrics['per_token_s']['p50']} failures {point['failures']}"
         )
+    if "killed_rank" in record:
+        seen = record["killed_rank"]
+        words.append(f"killed: across {seen['across_the_kill']}, after {seen['sent_after_it']}, again {seen['ready_again_s']}")
     for ways in record.get("beside_engine", []):
         shown = (f"{name} {[round(point['output_tokens_per_s']) for point in ways[name] or ()]}" for name in ways)
         words.append("tok/s " + ", ".join(shown))

@@ -29,7 +29,8 @@ def demo_rack(folder: Path, *, sequences: int, context_tokens: int = 1024) -> It
     model = demo_model(cache_dir(), print)
     port = _free_port()
     file = folder / "demo.yaml"
-    limits = f"{{context_tokens: {context_tokens}, sequences: {sequences}}}"
+    # One thread: two spin against whatever else runs on a small machine.
+    limits = f"{{context_tokens: {context_tokens}, sequences: {sequences}, threads: 1}}"
     file.write_text(
         f"models:\n  - name: smollm2-135m\n    path: {model}\n    limits: {limits}\n"
         f"gateway: {{port: {port}, max_queue_s: 300}}\n"

@@ -65,6 +65,7 @@ class Faults:
     reset_after: int | None = None  # RST
     error_after: int | None = None
     error_form: str = "data"  # data: {"error":..} | error: {..}
+    error_message: str = "told to fail"
     no_done: bool = False  # a clean end of the body, but no [DONE]
     usage_with_finish: bool = False  # usage in the chunk that has the finish reason
     garbage: bool = False
@@ -428,7 +429,7 @@ class Generation:
         try:
             text = "".join([piece async for piece in self._tokens()])
         except EngineFault:
-            await self.connection.refuse(self.seen, 500, "told to fail", "server_error")
+            await self.connection.refuse(self.seen, 500, self.faults.error_message, "server_error")
             return
         end = {"finish_reason": self._finish_reason()}
         if self.tool is not None:
@@ -469,7 +470,7 @@ class Generation:
                 await self._event(self._chunk({"content": piece} if self.chat else piece))
             await self._end()
         except EngineFault:
-            error: Any = {"code": 500, "message": "told to fail", "type": "server_error"}
+            error: Any = {"code": 500, "message": self.faults.error_message, "type": "server_error"}
             error = {"error": error} if self.faults.error_form == "data" else error
             await self._write(b"%s: %s\n\n" % (self.faults.error_form.encode(), dumps(error)))
         await self._write(b"")

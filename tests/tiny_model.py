@@ -6,6 +6,7 @@ The answers are noise; loading, tokenizing, templates, slots, streaming and memo
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
@@ -21,13 +22,18 @@ _PIECES = ["\u2581", "e", "t", "a", "o", "i", "n", "s", "r", "h", "l", "d", "c",
 _PIECES += ["\u2581t", "\u2581a", "he", "in", "er", "\u2581the", "ing", "\u2581and", "\u2581is", "hello", "\u2581hello"]
 
 
-def vocabulary() -> tuple[list[str], list[float], list[gguf.TokenType]]:
-    """Pieces, scores and types in id order: <unk>, <s>, </s>, 256 bytes, merged pieces, ChatML's marks."""
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *_PIECES, *_MARKS]
+def vocabulary(words: Sequence[str] = ()) -> tuple[list[str], list[float], list[gguf.TokenType]]:
+    """Pieces, scores and types in id order: <unk>, <s>, </s>, 256 bytes, merged pieces, ChatML's marks.
+
+    Each of `words` is one token after a space; so are its beginnings, through which a tokenizer comes to it.
+    """
+    begun = [f"\u2581{word[:end]}" for word in words for end in range(1, len(word) + 1)]
+    merged = list(dict.fromkeys([*_PIECES, *begun]))
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *merged, *_MARKS]
     types = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
-    types += [gguf.TokenType.BYTE] * 256 + [gguf.TokenType.NORMAL] * len(_PIECES)
+    types += [gguf.TokenType.BYTE] * 256 + [gguf.TokenType.NORMAL] * len(merged)
     types += [gguf.TokenType.CONTROL] * len(_MARKS)
-    scores = [0.0] * (3 + 256) + [-float(rank) for rank in range(len(_PIECES) + len(_MARKS))]
+    scores = [0.0] * (3 + 256) + [-float(rank) for rank in range(len(merged) + len(_MARKS))]
     return pieces, scores, types
 
 
@@ -43,12 +49,14 @@ def write_tiny_llama(
     seed: int = 0,
     chat_template: str | None = CHATML,
     speaks: bool = False,
+    words: Sequence[str] = (),
 ) -> Path:
     """Writes `path` and returns it. The same arguments give the same bytes; matrices are F16, norms F32.
 
     `speaks`: merged pieces are far likelier than bytes, so that an answer is readable, as a warm-up demands.
+    `words`: see `vocabulary`; prompts of exact length are made of words that are one token.
     """
-    pieces, scores, types = vocabulary()
+    pieces, scores, types = vocabulary(words)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny-llama")
     writer.add_block_count(layers)

@@ -21,6 +21,8 @@ def main() -> None:
         from llamarack.cli import main as run
 
         run()
+    except KeyboardInterrupt:  # while that is imported
+        sys.exit(130)
     finally:
         standby.end()  # a command that ends leaves nothing, also not for a moment
         gc.freeze()  # else the interpreter looks through all of it once more at its end, for 0.1 s

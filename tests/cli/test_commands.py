@@ -171,3 +171,17 @@ def test_version_is_told_without_importing_a_command() -> None:
     version, is_imported = done.stdout.splitlines()
     assert version == f"llamarack {__version__}"
     assert is_imported == "False"
+
+
+def test_ctrl_c_while_a_command_is_imported_shows_no_traceback(tmp_path: Path) -> None:
+    """The signal comes while Python reads the module of a library that the command needs."""
+    (tmp_path / "psutil.py").write_text("raise KeyboardInterrupt\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "llamarack", "status"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))},
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

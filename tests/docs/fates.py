@@ -23,7 +23,7 @@ NO_COMMANDS = {"ARCHITECTURE.md", "docs/reference/cli.md"}
 # finds what there is, `plan` may say that it does not fit.
 QUICK: Mapping[str, set[int]] = {"plan": {0, 4}, "check": {0, 3}, "schema": {0}, "export": {0}, "keys": {0}}
 FOLLOWS = 124  # of timeout(1): what ends at Ctrl-C alone is ended so
-# Run on a rack of the demo model by tests/docs/test_rack_commands.py, in the order of the documents. 6, 7: a few
+# Run on a rack of a small model by tests/docs/test_rack_commands.py, in the order of the documents. 6, 7: a few
 # requests prove nothing, and the commands say so.
 ON_RACK: Mapping[str, set[int]] = {
     "serve": {0},
@@ -36,6 +36,9 @@ ON_RACK: Mapping[str, set[int]] = {
     "engine list": {0},
     "sha256sum": {0},
 }
+# Run by tests/docs/test_tune_commands.py: each starts and stops a tiny model many times. 7: a busy machine makes no
+# valid run, or nobody keeps the promise.
+TUNE: Mapping[str, set[int]] = {"tune": {0, 7}}
 # Run by another test, whose file holds these words of it.
 ELSEWHERE: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "llamarack engine install vllm": ("Makefile", ("engine install vllm --cpu",)),  # make test-vllm
@@ -58,27 +61,21 @@ ELSEWHERE: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
     "promtool check config /etc/prometheus/prometheus.yml": ("tests/test_monitoring.py", ('("check", "config"',)),
 }
-_NETWORK = "another project's command, and it needs a network"
-_TUNE = "starts the engine a dozen times: minutes; its search and its measuring have tests in tests/measure"
-NOT_RUN: Mapping[str, str] = {
-    "llamarack tune rack.yaml --slo ttft:1000,tpot:100": _TUNE,
-    "llamarack tune rack.yaml --concurrency 8,16,32 --input-tokens 512 --output-tokens 128": _TUNE,
-    "llamarack tune rack.yaml --batch-tokens 512,2048,8192 --sequences 128,256 --budget 30m": _TUNE,
-    "llamarack tune rack.yaml --context 2048,4096": _TUNE,
-    "llamarack tune rack.yaml --also model.Q4_K_M.gguf,model-hf/": _TUNE,
-    "make demo": "installs from a package index and serves until Ctrl-C; tests/test_real_rack.py runs `demo`",
-    "make test": "it is what runs these tests",
-    ". .venv/bin/activate": "changes the reader's own shell; made by Python's venv",
-    "pip install huggingface_hub": _NETWORK,
-    "pip install modelscope": _NETWORK,
-    "hf download meta-llama/Llama-2-13b-chat-hf --local-dir /data/models/Llama-2-13b-chat-hf": _NETWORK,
-    "modelscope download --model shakechen/Llama-2-13b-chat-hf --local_dir /data/models/Llama-2-13b-chat-hf": _NETWORK,
-    "rsync --partial --progress /mnt/share/llama-2-13b-chat.Q8_0.gguf /data/models/": "another project's command, and "
-    "a network disk",
-    "cp examples/prometheus/prometheus.yml examples/prometheus/llamarack.rules.yml /etc/prometheus/": "writes into "
-    "/etc, as root; the files are checked where they are by tests/test_monitoring.py",
-    "ggml-rpc-server --host 10.0.0.5 --port 50052": "an address of another machine; tests/native.py has it on loopback",
-}
+# Run by tests/docs/test_other_programs.py, in a folder that stands for the reader's machine.
+HERE = frozenset(
+    {
+        "make demo",
+        ". .venv/bin/activate",
+        "pip install huggingface_hub",
+        "pip install modelscope",
+        "hf download meta-llama/Llama-2-13b-chat-hf --local-dir /data/models/Llama-2-13b-chat-hf",
+        "modelscope download --model shakechen/Llama-2-13b-chat-hf --local_dir /data/models/Llama-2-13b-chat-hf",
+        "rsync --partial --progress /mnt/share/llama-2-13b-chat.Q8_0.gguf /data/models/",
+        "cp examples/prometheus/prometheus.yml examples/prometheus/llamarack.rules.yml /etc/prometheus/",
+        "ggml-rpc-server --host 10.0.0.5 --port 50052",
+    }
+)
+NOT_RUN: Mapping[str, str] = {"make test": "it is what runs these tests"}
 
 
 def verb(command: Command) -> str:
@@ -98,10 +95,14 @@ def fates(command: Command) -> list[str]:
         found.append(WHOLE_DOCUMENTS[command.document])
     elif command.text in ELSEWHERE:
         found.append(ELSEWHERE[command.text][0])
+    elif command.text in HERE:
+        found.append("tests/docs/test_other_programs.py")
     elif command.text in NOT_RUN:
         found.append(NOT_RUN[command.text])
     elif command.words[0] == "llamarack" and verb(command) in QUICK:
         found.append("tests/docs/test_commands.py")
     elif verb(command) in ON_RACK:
         found.append("tests/docs/test_rack_commands.py")
+    elif command.words[0] == "llamarack" and verb(command) in TUNE:
+        found.append("tests/docs/test_tune_commands.py")
     return found

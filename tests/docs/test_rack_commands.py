@@ -1,4 +1,4 @@
-"""Commands of the documents that need a rack, in their order, on one rack of the demo model with the real llama.cpp.
+"""Commands of the documents that need a rack, in their order, on one rack of a small model with the real llama.cpp.
 
 Each is run as it stands, with less load: the options of `_SMALL` follow it, and the last of an option counts.
 """
@@ -23,12 +23,11 @@ from socket import create_connection
 import pytest
 import yaml
 
-from llamarack.errors import ModelError
-from llamarack.model.demo import demo_model
-from llamarack.paths import cache_dir
+from llamarack.measure.prompts import common_words
 from tests.docs.fates import NO_COMMANDS, ON_RACK, WHOLE_DOCUMENTS, fates, verb
 from tests.docs.reading import DOCUMENTS, ROOT, Command, typed
 from tests.supervise.conftest import left_of
+from tests.tiny_model import write_tiny_llama
 
 pytestmark = pytest.mark.llamacpp
 _TIMEOUT_S = 300.0
@@ -47,7 +46,8 @@ _SMALL = {
     ],
 }  # fmt: skip
 _NAME = "llama-2-13b-chat.Q8_0"  # as `plan -o` names it, by the file
-_LIMITS = {"context_tokens": 1024, "sequences": 2, "threads": 1}
+_CONTEXT_TOKENS = 4096  # a word of the prompts is several tokens of a vocabulary of bytes
+_LIMITS = {"context_tokens": _CONTEXT_TOKENS, "sequences": 2, "threads": 1}
 
 
 def _commands() -> list[Command]:
@@ -81,7 +81,7 @@ class Reader:
                 small = [*small[2:], "--duration", "1s", "--rate", "5,10"]
             text = f'"$PYTHON" -m {text} {" ".join(small)}'
             if "--follow" in command.words:
-                text = f"timeout -s INT 5 {text}"
+                text = f"timeout -s INT 10 {text}"
         return self.shell(text)
 
     def shell(self, text: str) -> subprocess.CompletedProcess[str]:
@@ -106,15 +106,11 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    try:
-        demo = demo_model(cache_dir(), print)
-    except ModelError as error:
-        pytest.skip(f"the demo model cannot be fetched: {error}")
     folder = tmp_path_factory.mktemp("reader")
     (folder / "models").mkdir()
     model = folder / "models" / "llama-2-13b-chat.Q8_0.gguf"
-    for place in (model, folder / "model.gguf"):
-        place.symlink_to(demo)
+    write_tiny_llama(model, context=_CONTEXT_TOKENS, speaks=True, words=common_words())
+    (folder / "model.gguf").symlink_to(model)
     for name in ("rack", "one-card", "two-cards", "fp16", "q8", "before", "after"):
         served = {"name": _NAME, "path": str(model), "gpus": [], "limits": _LIMITS}
         value = {"models": [served], "gateway": {"port": 0, "max_queue_s": 300}}

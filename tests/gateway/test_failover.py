@@ -34,6 +34,29 @@ async def test_request_whose_engine_breaks_before_the_first_event_is_answered_by
         await until(lambda: gateway.counts_of("in_flight") == 0, "all slots are free")
 
 
+async def test_server_whose_engine_is_dead_is_never_the_clients_fault(tmp_path: Path) -> None:
+    """vLLM's HTTP server outlives its engine by a second or two, and answers every request with a 500 or an event."""
+    words = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    dead = {"flavor": "vllm", "error_after": 0, "error_message": words}
+    async with (
+        fake_engine(tmp_path, "good", flavor="vllm") as good,
+        fake_engine(tmp_path, "dead", **dead) as engine,
+        fake_engine(tmp_path, "later", **(dead | {"error_after": 3})) as later,
+        gateway_worker(tmp_path, [good.row()]) as gateway,
+    ):
+        await gateway.set_table([engine.row(), good.row()])
+        answers = [await ask(gateway, CHAT, chat(stream=i % 2 == 0)) for i in range(4)]
+        assert [answer.status for answer in answers] == [200] * 4
+        assert not [answer for answer in answers if b"error" in answer.body]
+        assert len(await good.requests()) == 4
+        await gateway.set_table([later.row()])
+        told = events((await ask(gateway, CHAT, chat(stream=True))).body)[-1]
+        assert b"broke off after" in told
+        assert b"upstream_failed" in told
+        await gateway.set_table([replace(engine.row(), engine="llamacpp")])  # whose words these are not
+        assert b"See stack trace" in (await ask(gateway, CHAT, chat())).body
+
+
 async def test_engine_that_does_not_know_our_key_is_never_the_clients_fault(tmp_path: Path) -> None:
     """A socket outlives an engine: behind it may be its next life, with another key."""
     async with (

@@ -1,5 +1,6 @@
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -58,3 +59,11 @@ def test_group_is_what_one_process_can_use_together() -> None:
     machine = sound().machine
     assert [card.index for card in check._group(machine, None)] == [0, 1]
     assert [card.index for card in check._group(machine, (1,))] == [1]
+
+
+@pytest.mark.process
+def test_an_interpreter_that_is_our_own_is_listed_once() -> None:
+    evidence = gather(Request(interpreters=(Path(sys.executable),), functional=False))
+    listed = [(build.engine, build.interpreter) for build in evidence.builds]
+    assert listed
+    assert len(listed) == len(set(listed))

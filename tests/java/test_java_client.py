@@ -45,16 +45,21 @@ def surefire_counts(output: str) -> tuple[int, int]:
     return int(summaries[-1][0]), int(summaries[-1][1])
 
 
-def test_client_built_offline_passes_its_own_tests() -> None:
-    output = run_build("package")
-    run, skipped = surefire_counts(output)
+@pytest.fixture(scope="module")
+def built() -> str:
+    """What Maven says of compiling, testing and packing the client; each of its starts costs seconds."""
+    return run_build("package")
+
+
+def test_client_built_offline_passes_its_own_tests(built: str) -> None:
+    run, skipped = surefire_counts(built)
     print(f"surefire: {run} tests run, {skipped} skipped")
     assert run - skipped >= 70, "the golden-server tests did not all run"
     assert list(CLIENT.glob("target/llamarack-client-*.jar"))
 
 
+@pytest.mark.usefixtures("built")
 def test_client_classes_run_on_jdk_11() -> None:
-    run_build("-q", "compile")
     classes = list((CLIENT / "target" / "classes").rglob("*.class"))
     assert classes
     versions = {int.from_bytes(path.read_bytes()[6:8], "big") for path in classes}
@@ -97,8 +102,8 @@ def test_client_and_stock_http_client_work_against_a_rack(rack_url: str) -> None
     assert (run, skipped) == (11, 0)
 
 
+@pytest.mark.usefixtures("built")
 def test_sixty_four_parallel_streams_all_end_well(rack_url: str) -> None:
-    run_build("-q", "test-compile")
     class_path = run_build("classpath").strip()
     done = subprocess.run(
         ["java", "-cp", class_path, "io.llamarack.client.LoadTest", rack_url, "64", "8"],

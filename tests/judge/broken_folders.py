@@ -67,6 +67,12 @@ def in_bfloat16(source: Path, target: Path) -> Path:
 
 
 def with_chat_template(source: Path, target: Path, template: str) -> Path:
+    """In the file of its own where there is one, since engines prefer that."""
+    own = "chat_template.jinja"
+    if (source / own).exists():
+        copy = _copied(source, target, own)
+        (copy / own).write_text(template)
+        return copy
     copy = _copied(source, target, "tokenizer_config.json")
     _edit_json(copy / "tokenizer_config.json", lambda settings: settings.update(chat_template=template))
     return copy

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
 from llamarack.errors import InvalidRun, LlamarackError, UsageError
 from llamarack.hardware.finding import Finding, Severity
@@ -28,7 +30,13 @@ from llamarack.judge.compare import Decision, compare
 from llamarack.judge.facts import Facts
 from llamarack.judge.gates import parse_gates
 from llamarack.measure.result import read_result
-from llamarack.report.acceptance import acceptance_html, acceptance_junit, acceptance_markdown
+from llamarack.report.acceptance import (
+    acceptance_html,
+    acceptance_junit,
+    acceptance_markdown,
+    print_acceptance,
+    steps_table,
+)
 from llamarack.report.acceptance_steps import bench_step, check_step, compare_step, serve_step, verify_step
 from tests.judge.bench_folders import write_bench_folder
 from tests.judge.observed import sure
@@ -84,6 +92,32 @@ def test_acceptance_reports_name_steps_and_changed_settings() -> None:
     assert (suite.get("failures"), suite.get("skipped"), suite.get("time")) == ("1", "1", "100.000")
 
 
+def test_terminal_keeps_its_columns_whatever_the_steps_took() -> None:
+    seconds = (0.6, 6.7, 75.0, 333.0, 0.00003)
+    done = [replace(step, seconds=took, summary="SUMMARY") for step, took in zip(steps(), seconds, strict=True)]
+    result = AcceptanceResult(
+        verdict=Decision.GO,
+        file="rack.yaml",
+        model="m",
+        facts=Facts(),
+        steps=(*done[:4], replace(done[4], outcome=Outcome.SKIPPED, details=("SUMMARY of a detail",))),
+        changed_since=(),
+        started_unix_s=0.0,
+        finished_unix_s=416.0,
+    )
+    console = Console(file=io.StringIO(), width=160)
+    print_acceptance(result, console)
+    lines = [line for line in console.file.getvalue().splitlines() if "SUMMARY" in line]  # type: ignore[attr-defined]
+    assert len(lines) == 6
+    assert len({line.index("SUMMARY") for line in lines}) == 1
+    assert lines[4].split()[:4] == ["compare", "SKIPPED", "–", "SUMMARY"]  # nothing took 0.03 ms
+    assert [row[2] for row in steps_table(result).rows][2:] == [
+        "1\u00a0min\u00a015\u00a0s",
+        "5\u00a0min\u00a033\u00a0s",
+        "–",
+    ]
+
+
 def test_failed_check_or_start_ends_the_run_and_names_itself_in_what_is_skipped() -> None:
     failed = [replace(steps()[0], outcome=Outcome.FAILED)]
     assert ends_the_run(failed[0])
@@ -102,6 +136,7 @@ def test_error_becomes_a_step_of_error_with_its_hint() -> None:
     assert (step.outcome, step.summary) == (Outcome.FAILED, "no reference: no such side")
     assert step.details == ("no such side\nmore of it", "hint: --reference FILE")
     assert step_of_error("serve", LlamarackError("")).summary == "failed"
+    assert step_of_error("serve", LlamarackError("one line")).details == ()  # which is the summary already
 
 
 def test_invalid_run_to_compare_with_is_no_fault_of_the_deployment() -> None:
@@ -170,6 +205,11 @@ def test_invalid_bench_proves_nothing_either_way(tmp_path: Path) -> None:
     point = replace(result.points[0], invalid_reasons=("the client was late",))
     wrong = bench_step(replace(result, valid=False, points=(point,)))
     assert (wrong.outcome, wrong.summary) == (Outcome.INCONCLUSIVE, "the run is invalid: the client was late")
+    assert wrong.details[-1].endswith("accept it again while the machine does nothing else")
+    second = bench_step(result, replace(result, valid=False, points=(point,)))
+    assert second.outcome is Outcome.PASSED
+    assert second.details[0] == "measured twice: the first run was invalid: the client was late"
+    assert second.details[1:] == step.details
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from llamarack.errors import UsageError
 from llamarack.judge.collect import NextToken, Probes, TokenizedText
 from llamarack.judge.collection import CANDIDATE_NAME, REFERENCE_NAME, Collection, Side, load, save
-from llamarack.judge.diagnosis import CauseCode
+from llamarack.judge.diagnosis import CauseCode, Shape, weights_cause
 from llamarack.judge.facts import Facts
 from llamarack.judge.observation import Observation, Position, Ranked, Spoken
 from llamarack.judge.verdict import judge
@@ -99,6 +99,45 @@ def test_noise_of_the_reference_widens_what_counts_as_rounding() -> None:
     assert result.verdict is Verdict.ROUNDING
     assert result.noise_nats == pytest.approx(0.25)
     assert result.tie_nats == pytest.approx(0.5)
+
+
+CALM = [sure(1, margin=5.0), sure(2, second=3, margin=0.005), *(sure(n, margin=5.0) for n in (4, 5, 6))]
+
+
+def _surer(positions: list[Position], by: float) -> list[Position]:
+    """Every best token gains `by` nats on the second."""
+    told = [(p.top[0], p.top[1]) for p in positions]
+    return [sure(a.token_id, second=b.token_id, margin=a.logprob - b.logprob + by) for a, b in told]
+
+
+def _with_own_batching(by: float, loaded_by: float) -> VerifyResult:
+    """The reference is quiet; the candidate is off by `by` alone and by `loaded_by` beside other requests."""
+    passes = {
+        name: forced_like([CALM], [_surer(CALM, nats)])["alone"]
+        for name, nats in (("alone", by), ("loaded", loaded_by))
+    }
+    return verdict_of(collection([CALM]), collection([CALM], forced=passes))
+
+
+def test_what_batching_does_to_the_candidate_counts_as_rounding_too() -> None:
+    apart = _with_own_batching(0.0, 0.25)  # no more than sums in another order leave in 16 bits
+    assert apart.verdict is Verdict.ROUNDING
+    assert apart.noise_nats == 0
+    assert apart.tie_nats == pytest.approx(0.2)
+    assert "the reference by 0: 0.1 were taken for rounding" in apart.notes[0]
+
+
+def test_candidate_that_is_steadily_off_finds_no_excuse_in_its_batching() -> None:
+    assert _with_own_batching(0.25, 0.25).verdict is Verdict.DRIFT
+    assert _with_own_batching(0.0, 0.8).verdict is Verdict.DRIFT  # no rounding is that large
+
+
+def test_rounding_in_no_pattern_names_no_cause() -> None:
+    """vLLM in bfloat16 with three ranks against one: largest where positions cannot matter."""
+    assert weights_cause(Shape(uniform=0.0056, alone=0.0010, short=0.0010, long=0.0017)) is None
+    rotary = weights_cause(Shape(uniform=0.0023, alone=0.0010, short=0.0052, long=0.012))
+    assert rotary is not None
+    assert rotary.code is CauseCode.ROTARY
 
 
 def test_other_distributions_altogether_are_broken() -> None:

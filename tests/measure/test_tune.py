@@ -273,6 +273,18 @@ async def test_file_that_does_not_start_is_replaced_by_what_does() -> None:
     assert [claim.gain_fraction for claim in found.claims] == [None]
 
 
+async def test_file_that_only_met_a_bad_moment_is_measured_again_and_not_replaced_unseen() -> None:
+    def only_own_is_valid(trial: Trial) -> Outcome:
+        return seen(trial, 2.0 if trial.is_own else None)
+
+    found, told = await _search(only_own_is_valid)
+    assert found.best is not None
+    assert found.best.trial == OWN
+    assert [each.trial for each in told if each.round == 1] == [OWN, START]
+    assert [(claim.base, claim.gain_fraction) for claim in found.claims] == [("file", None)]
+    assert not found.is_better
+
+
 async def test_engine_whose_own_settings_keep_the_promise_for_nobody_is_beaten_without_a_ratio() -> None:
     found, _ = await _search(lambda trial: seen(trial, 0.0 if trial.is_own else 1.0))
     (claim,) = found.claims

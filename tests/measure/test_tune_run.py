@@ -4,11 +4,12 @@ import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from llamarack.config import Deployment, parse
-from llamarack.errors import StartFailed
+from llamarack.errors import StartFailed, UsageError
 from llamarack.measure.point import Level, PointResult, point_result
 from llamarack.measure.settings import Settings
 from llamarack.measure.slo import Slo
@@ -16,9 +17,11 @@ from llamarack.measure.target import parse_target
 from llamarack.measure.tune import Trial
 from llamarack.measure.tune_run import Listening, Rack, admitting, measuring, outcome_of, tuned_path
 from llamarack.measure.tune_space import Subject
+from llamarack.plan.reference import gguf_spec
 from tests.measure.golden_server import GoldenServer, models, no_wait, obedient_script, serving
 from tests.measure.test_point import JUDGING, measured, steady
 from tests.measure.test_tune_space import subject
+from tests.plan.shapes import SMOLLM2
 
 DEPLOYMENT = parse(
     "{schema_version: 1, models: [{name: m, path: /m.gguf, limits: {sequences: 4, context_tokens: 2048}}]}"
@@ -99,6 +102,19 @@ async def test_trial_is_started_with_its_settings_measured_and_stopped(tmp_path:
     assert steps
     assert (tmp_path / "trial-1" / "result.json").exists()
     assert results[0][1] == tmp_path / "trial-1"
+
+
+async def test_prompts_that_other_weights_have_no_tokens_for_end_only_their_trial(tmp_path: Path) -> None:
+    def start(deployment: Deployment, folder: Path) -> NoReturn:
+        raise UsageError("0 of 194 common words are one token to this server")
+
+    both = subject(DEPLOYMENT, None, gguf_spec(SMOLLM2, "Q8_0"))
+    measure = measuring(both, start, _settings(tmp_path), Listening())
+    outcome = await measure(Trial(sequences=4, weights=1))
+    assert (outcome.goodput_per_s, outcome.is_full) == (None, True)
+    assert outcome.reason == "0 of 194 common words are one token to this server"
+    with pytest.raises(UsageError):  # the user's own options are wrong, and the first trial says so
+        await measure(Trial(sequences=4))
 
 
 def test_level_with_the_most_goodput_speaks_for_the_trial() -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from tests.plan.files import sparse_gguf
 pytestmark = pytest.mark.llamacpp
 
 _LOAD = """
-import json, os, sys
+import json, sys
 import xllamacpp as x
 asked = json.loads(sys.argv[1])
 p = x.CommonParams()
@@ -29,7 +30,7 @@ p.flash_attn_type = x.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED
 p.kv_unified, p.fit_params, p.warmup, p.verbosity = asked["unified"], False, False, 4
 p.hostnames, p.cpuparams.n_threads = [asked["socket"]], 1
 server = x.Server(p)
-os._exit(0)
+sys.stdin.read()
 """
 
 WIDE = Dimensions(
@@ -40,6 +41,23 @@ TALL = Dimensions(
     name="tall", layers=5, hidden_size=128, feed_forward_size=384, attention_heads=4, kv_heads=4, head_size=32,
     vocab_size=8192, tied_embeddings=True,
 )  # fmt: skip
+
+
+def _log_of(asked: dict[str, object]) -> str:
+    """Up to its last line of a start: a thread of its own writes it, and the end of the process cuts it off."""
+    command = [sys.executable, "-c", _LOAD, json.dumps(asked)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        stop = threading.Timer(60, process.kill)
+        stop.start()
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if "listening on" in line:
+                break
+        stop.cancel()
+        process.kill()
+    return "".join(lines)
 
 
 @pytest.mark.parametrize(
@@ -60,15 +78,11 @@ def test_buffers_are_what_the_library_prints(tmp_path: Path, size, label, contex
         "path": str(path), "n_ctx": settings.total_cells, "slots": slots, "micro": micro, "kv": kv,
         "unified": unified, "socket": str(tmp_path / "s.sock"),
     }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", _LOAD, json.dumps(asked)], capture_output=True, text=True, timeout=60, check=False
-    )
+    told = _log_of(asked)
     printed: dict[str, float] = {}
-    for kind, mib in re.findall(
-        r"(model|KV|output|compute)\s+buffer size\s*=\s*([\d.]+) MiB", done.stderr + done.stdout
-    ):
+    for kind, mib in re.findall(r"(model|KV|output|compute)\s+buffer size\s*=\s*([\d.]+) MiB", told):
         printed[kind] = printed.get(kind, 0.0) + float(mib)
-    assert {*printed} == {"model", "KV", "output", "compute"}, done.stderr[-2000:]
+    assert {*printed} == {"model", "KV", "output", "compute"}, told[-2000:]
     load = llamacpp.on_cpu(shape_of(gguf_spec(size, label)), settings, llamacpp_law("cpu", 11549))
     assert load.kv_bytes / MIB == pytest.approx(printed["KV"], abs=0.01)
     assert load.weights_bytes / MIB == pytest.approx(printed["model"], abs=0.02)

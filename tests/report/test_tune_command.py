@@ -27,6 +27,7 @@ from llamarack.report.tune import (
     failures_table,
     levels_table,
     outcome_line,
+    trial_name,
     trials_table,
     tune_html,
     tune_markdown,
@@ -86,6 +87,12 @@ def test_doubt_keeps_the_file() -> None:
     assert best_is_file[-1] == "no setting was better than the file, which stays as it is"
 
 
+def test_file_that_does_not_run_is_replaced_and_its_reason_said() -> None:
+    dead = Outcome(trial=START, goodput_per_s=None, is_full=True, reason="out of memory")
+    said = conclusion(replace(found(BEST, OVER_OWN), outcomes=(seen(OWN, 1.0), dead, seen(BEST, 2.0))))
+    assert said[-1] == "the file as it is does not run: out of memory"
+
+
 def test_other_precision_is_said_and_its_answers_must_be_verified() -> None:
     over_precision = claim_of("precision", [(2.0, 1.5), (2.1, 1.5), (1.9, 1.6)])
     finer = replace(BEST, weights=1)
@@ -97,8 +104,16 @@ def test_other_precision_is_said_and_its_answers_must_be_verified() -> None:
     assert "llamarack verify" in said[4]
 
 
+def test_weights_of_another_engine_are_named_with_it() -> None:
+    folder = replace(Q8, path="/m/hf", engine="vllm", precision="BF16")
+    two = replace(RESULT, weights=(Q8, folder))
+    assert trial_name(replace(BEST, weights=1), two) == "batch_tokens 512, sequences 8, hf on vllm"
+    assert trial_name(Trial(is_own=True, weights=1), two).startswith("vllm's own: 4 sequences")
+    assert trial_name(replace(BEST, weights=1), RESULT) == "batch_tokens 512, sequences 8, q4.gguf"
+
+
 def test_engine_that_keeps_the_promise_for_nobody_has_no_ratio() -> None:
-    said = conclusion(found(BEST, claim_of("own", [(2.0, 0.0)] * 3)))
+    said = conclusion(found(BEST, claim_of("own", [(2.0, 0.0)] * 3), OVER_FILE))
     assert said[1] == (
         "2.000 good requests/s where llamacpp's own settings at equal precision (Q8_0) keep the promise for none"
     )
@@ -117,7 +132,7 @@ def test_loads_that_only_suit_the_file_are_named() -> None:
     assert "add 4 to --concurrency" in note
     assert _notes((Level(concurrency=4), Level(concurrency=64)), 4) == ()
     assert _notes((Level(rate_per_s=2.0),), 4) == ()
-    assert conclusion(replace(found(BEST, OVER_OWN), notes=(note,)))[-1] == note
+    assert conclusion(replace(found(BEST, OVER_OWN, OVER_FILE), notes=(note,)))[-1] == note
 
 
 def test_outcome_says_its_load_or_its_reason() -> None:
@@ -204,6 +219,19 @@ def test_command_tries_settings_and_leaves_the_users_file_alone(tmp_path: Path, 
     assert tuned.exists() == record["is_better"]
     if tuned.exists():
         assert load(tuned).deployment.models[0].groups[0].limits.sequences in (1, 2, 4)
+
+
+@pytest.mark.process
+def test_file_that_does_not_start_is_replaced_and_the_command_succeeds(tmp_path: Path, file: Path) -> None:
+    """`Racks` refuses batches from 512 on."""
+    file.write_text(file.read_text().replace("context_tokens: 2048", "context_tokens: 2048, batch_tokens: 512"))
+    words = ["--concurrency", "2", "--batch-tokens", "128", "--sequences", "1", "--folder", str(tmp_path / "run")]
+    outcome = _invoke(Racks(), str(file), *words)
+    record = json.loads((tmp_path / "run" / "tune.json").read_text())
+    if any(each["goodput_per_s"] for each in record["outcomes"]):  # else the client was late on a busy machine
+        assert outcome.exit_code == 0, outcome.output
+        assert "the file as it is does not run: out of memory on card 0" in outcome.output
+        assert (tmp_path / "rack.tuned.yaml").exists()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from llamarack.supervise.admin import ask
 from llamarack.supervise.host_watch import HostWatch
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.slope import WINDOW
+from llamarack.supervise.state import State
 from tests import fake_rack
 from tests.fake_adaptor import FakeEngine
 from tests.supervise.asking import Outcome, many, stream_once
@@ -164,6 +165,13 @@ async def test_replica_that_takes_the_name_of_another_is_watched(tmp_path: Path)
         assert (await stream_once(rack.url, tokens=3)).fault is None
         assert after.last_death is not None
         assert after.last_death.cause == "hung"
+
+
+async def test_processes_of_an_engine_that_loads_are_the_racks(tmp_path: Path) -> None:
+    """It fills its card before it is ready; the look at the cards must not take it for a stranger."""
+    async with running_rack(tmp_path, [{"load_s": 60}], sample_s=0.1) as rack:
+        await rack.until(lambda: set(rack.supervisor.watch.owners().values()) == {"fake-0"})
+        assert rack.supervisor.replicas[0].state is State.LOADING
 
 
 async def test_processes_of_a_replica_that_left_are_nobodys(tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ pytestmark = pytest.mark.vllm
 # In float32 sums in another order move a log-probability by 1e-5, so nothing but the cut or the engine is seen.
 
 
+Breaking = Callable[[Path, Path], Path]
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_questions(tmp_path_factory.mktemp("verify")).parent
@@ -39,16 +42,68 @@ def on(home: Path, name: str, path: Path, python: Path, engine: str, **settings:
     return write_rack(home, name, path, **own)
 
 
-def test_three_ranks_say_what_one_says(vllm_python: Path, smollm2: Path, home: Path) -> None:
-    settings = {"engine_args": EAGER | {"dtype": "float32"}}
-    one = on(home, "one", smollm2, vllm_python, "vllm", **settings)
-    three = on(home, "three", smollm2, vllm_python, "vllm", tensor_parallel=3, **settings)
-    result = verify(home, one, three, "cut", load_streams=2, restart=False)
-    assert result.verdict in ("SAME", "ROUNDING"), result.record["findings"]
+@pytest.fixture(scope="module")
+def whole(vllm_python: Path, smollm2: Path, home: Path) -> Callable[[str], Path]:
+    """What vLLM in one piece answers in a type of numbers, collected once each."""
+    saved: dict[str, Path] = {}
+
+    def collected(dtype: str) -> Path:
+        if dtype not in saved:
+            file = on(home, f"one-{dtype}", smollm2, vllm_python, "vllm", engine_args=EAGER | {"dtype": dtype})
+            run_verify(home, file, None, output=home / f"saved-{dtype}", load_streams=2, restart=False)
+            saved[dtype] = home / f"saved-{dtype}" / REFERENCE_NAME
+        return saved[dtype]
+
+    return collected
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_three_ranks_say_what_one_says(
+    vllm_python: Path, smollm2: Path, home: Path, whole: Callable[[str], Path], dtype: str
+) -> None:
+    settings = {"engine_args": EAGER | {"dtype": dtype}, "tensor_parallel": 3}
+    three = on(home, f"three-{dtype}", smollm2, vllm_python, "vllm", **settings)
+    result = verify(home, whole(dtype), three, f"cut-{dtype}", load_streams=2, restart=False)
+    assert result.verdict in ("SAME", "ROUNDING"), result.numbers
     assert result.exit_code == 0
     assert result.record["factors"] == ["parallelism"]
     assert result.record["forced"]["real"] == 0
     assert result.cause_codes == []
+
+
+# Of a base model. With LLaMA-2's the model says nothing at all, and the start is refused.
+PLAIN = "{% for one in messages %}{{ one['role'] }}: {{ one['content'] }}\n{% endfor %}assistant:"
+SERVED: dict[str, tuple[Breaking, CauseCode, str]] = {
+    "tokenizer": (broken.with_tokens_swapped, CauseCode.TOKENIZER, "`vocab`"),
+    "chat-template": (
+        lambda model, target: broken.with_chat_template(model, target, PLAIN),
+        CauseCode.CHAT_TEMPLATE,
+        "user: Hello",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_broken_folder_that_vllm_serves_is_found_and_named(
+    vllm_python: Path, smollm2: Path, home: Path, whole: Callable[[str], Path], name: str
+) -> None:
+    breaking, code, evidence = SERVED[name]
+    copy = breaking(smollm2, home / name)
+    settings = {"engine_args": EAGER | {"dtype": "bfloat16"}}
+    file = on(home, f"{name}-rack", copy, vllm_python, "vllm", **settings)
+    result = verify(home, whole("bfloat16"), file, f"control-{name}", restart=False)
+    assert (result.verdict, result.exit_code) == ("BROKEN", 6), result.numbers
+    assert set(result.cause_codes) == {code}
+    assert evidence in result.evidence
+    _require_found_blind(home, whole("bfloat16"), f"control-{name}", code)
+
+
+def _require_found_blind(home: Path, reference: Path, name: str, code: CauseCode) -> None:
+    """By what it says alone, as against an endpoint whose files nobody has."""
+    candidate = load(home / name / CANDIDATE_NAME)
+    blind = judge(load(reference), candidate, bounds=Bounds(), finished_unix_s=time.time())
+    assert blind.verdict.exit_code == 6
+    assert [cause.code for cause in blind.causes] == [code], blind.shape
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +131,6 @@ def test_llamacpp_says_what_the_reference_engine_says(home: Path, reference: Pat
     assert result.cause_codes == []
 
 
-Breaking = Callable[[Path, Path], Path]
 CONTROLS: dict[str, tuple[Breaking, CauseCode, str]] = {
     "heads": (
         lambda model, target: broken.with_heads_swapped(model, target, heads=(0, 3), layers=(5,)),
@@ -109,9 +163,4 @@ def test_broken_folder_is_found_and_named(
     assert (result.verdict, result.exit_code) == ("BROKEN", 6)
     assert set(result.cause_codes) == {code}, result.record["shape"]
     assert evidence in result.evidence
-    # And by what it says alone, as against an endpoint whose files nobody has.
-    blind = judge(
-        load(reference), load(home / f"control-{name}" / CANDIDATE_NAME), bounds=Bounds(), finished_unix_s=time.time()
-    )
-    assert blind.verdict.exit_code == 6
-    assert [cause.code for cause in blind.causes] == [code], blind.shape
+    _require_found_blind(home, reference, f"control-{name}", code)

@@ -75,9 +75,10 @@ def _root(
 
 def main() -> None:
     """The console script. Exit codes: the table in `errors`; 130 and 143 for signals."""
-    if sys.argv[1:] != ["--version"]:  # which needs none of the commands
-        _register(next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None))
     try:
+        # Inside, since the imports of a command take a moment in which Ctrl-C can be typed.
+        if sys.argv[1:] != ["--version"]:  # which needs none of the commands
+            _register(next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None))
         code = app(standalone_mode=False)
     except LlamarackError as error:
         print_error(error)

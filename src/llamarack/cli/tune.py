@@ -202,7 +202,9 @@ class _Run:
             result = replace(self._result, outcomes=tuple(self._outcomes), is_interrupted=True)
             return result, received[0] if received else EXIT_INTERRUPTED
         result = self._of(found)
-        is_known = any(claim.gain_fraction is not None or claim.is_better for claim in result.claims)
+        is_known = result.is_better or any(
+            claim.gain_fraction is not None or claim.is_better for claim in result.claims
+        )
         return result, 0 if is_known else _EXIT_INCONCLUSIVE
 
     def tell(self, result: TuneResult, json: bool) -> None:

@@ -95,13 +95,15 @@ class Deviations:
     `error_prefixes`: events that begin so carry an error inside a 200 stream. `tokenizes_as_vllm`: /tokenize takes
     `prompt` or `messages` and /detokenize answers `prompt`; otherwise llama.cpp's `content`. `ignored_fields`: by path,
     what the engine drops without a word although it changes the answer, with the values that mean the same as leaving
-    it out. `keeps_connections`: idle connections cost it no thread.
+    it out. `keeps_connections`: idle connections cost it no thread. `death_words`: in an error, they say
+    that the engine behind the HTTP server is dead: the fault of no request.
     """
 
     error_prefixes: tuple[bytes, ...] = (b'data: {"error"', b"error: ")
     tokenizes_as_vllm: bool = False
     ignored_fields: Mapping[str, Mapping[str, tuple[object, ...]]] = field(default_factory=dict)
     keeps_connections: bool = False
+    death_words: str | None = None
 
 
 class Adaptor(Protocol):

@@ -58,7 +58,9 @@ _RPC_NAME_BYTES = 36  # a UUID
 class Vllm:
     name = "vllm"
     # An error inside a stream comes as `data: {"error": ...}`; otherwise its events are OpenAI's.
-    deviations = Deviations(tokenizes_as_vllm=True, keeps_connections=True)
+    deviations = Deviations(
+        tokenizes_as_vllm=True, keeps_connections=True, death_words="EngineCore encountered an issue"
+    )
 
     def prepare(self, group: Group, *, on_cards: bool) -> None:
         pass_through(group, flags_of(help_text(engine_for(group, on_cards=on_cards))))

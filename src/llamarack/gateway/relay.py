@@ -230,7 +230,7 @@ class Relay:
         finally:
             reply.close()
         if reply.status != 200:
-            self._refuse(call, reply.status, body)
+            self._refuse(call, running, reply.status, body)
             return
         with contextlib.suppress(orjson.JSONDecodeError, AttributeError):
             usage = orjson.loads(body).get("usage") or {}
@@ -246,9 +246,11 @@ class Relay:
                 body = await reply.read()
                 if client.committed:
                     call.has_failed = reply.status >= 500
-                    await client.end_with(_event(wire.engine_error_envelope(reply.status, body)))
+                    envelope = wire.engine_error_envelope(reply.status, body)
+                    _see_death(running, envelope)
+                    await client.end_with(_event(envelope))
                 else:
-                    self._refuse(call, reply.status, body)
+                    self._refuse(call, running, reply.status, body)
                 return
             client.commit()
             row = running.reservation.row
@@ -280,6 +282,7 @@ class Relay:
             await reply.pump(take)
             call.usage = events.state.usage or {}
             if events.state.error is not None:
+                _see_death(running, events.state.error)
                 call.has_failed = True
                 await client.end_with(_event(events.state.error))
             elif not events.state.done:
@@ -307,12 +310,14 @@ class Relay:
             raise NotTaken(f"it answers {reply.status}")
         return reply
 
-    def _refuse(self, call: Call, status: int, body: bytes) -> None:
+    def _refuse(self, call: Call, running: _Running, status: int, body: bytes) -> None:
         headers = _json_headers(call)
+        envelope = wire.engine_error_envelope(status, body, call.fields)
+        _see_death(running, envelope)
         call.has_failed = status >= 500
         if call.has_failed:
             headers["x-should-retry"] = "false"  # the same prompt meets the same fault
-        call.exchange.answer(status, headers, orjson.dumps(wire.engine_error_envelope(status, body, call.fields)))
+        call.exchange.answer(status, headers, orjson.dumps(envelope))
 
     # -- the clock ----------------------------------------------------------------------------------------------
 
@@ -416,6 +421,13 @@ class ClientStream:
             return wire.COMMENT_HEARTBEAT
         chat = call.shape == "chat"
         return wire.empty_delta(f"chatcmpl-{call.request_id}", int(time.time()), call.model, chat=chat)
+
+
+def _see_death(running: _Running, envelope: dict[str, Any]) -> None:
+    """Raises EngineBroke where the error is that of a server whose engine is dead: it answers for some time yet."""
+    words = ADAPTORS[running.reservation.row.engine].deviations.death_words
+    if words is not None and words in envelope["error"]["message"]:
+        raise EngineBroke("its server answers that the engine is dead")
 
 
 def _event(value: dict[str, Any]) -> bytes:

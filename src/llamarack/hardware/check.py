@@ -131,8 +131,9 @@ class _Looks:
         self._environment = Probe(module_command("environment"), deadline_s=deadline_s)
         self._disks = [(path, Probe(module_command("disk", str(path)), deadline_s=deadline_s))
                        for path in request.model_paths]  # fmt: skip
-        self._installed = [(path, self._start(installed_command(path), path))
-                           for path in (*map(str, request.interpreters), None)]  # fmt: skip
+        own = installed_command()[0]
+        named = [path for path in map(str, request.interpreters) if path != own]
+        self._installed = [(path, self._start(installed_command(path), path)) for path in (*named, None)]
         self._binaries = [(path, self._start(list_devices_command(path), str(path))) for path in request.binaries]
 
     def _start(self, command: Sequence[str], subject: str | None) -> Probe | None:

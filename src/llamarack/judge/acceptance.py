@@ -23,6 +23,7 @@ SCHEMA_VERSION = 1
 RESULT_NAME = "acceptance.json"
 STEPS = ("check", "serve", "verify", "bench", "compare")
 VERIFY_FOLDER, BENCH_FOLDER, COMPARE_FOLDER = "verify", "bench", "compare"  # within the acceptance's own
+INVALID_BENCH_FOLDER = "bench-invalid"  # a first try
 _FOUNDATIONS = frozenset({"check", "serve"})  # what the later steps stand on
 
 
@@ -84,11 +85,12 @@ def compare_outcome(decision: Decision) -> Outcome:
 
 
 def step_of_error(name: str, error: LlamarackError, *, prefix: str = "") -> Step:
-    """A step that ended in an error: its first line, and all of it with the hint for the report. An invalid run is no
-    fault of the deployment: it proves nothing either way.
+    """A step that ended in an error: its first line, the whole where there is more, and the hint for the report. An
+    invalid run is no fault of the deployment: it proves nothing either way.
     """
     first = error.message.splitlines()[0] if error.message else "failed"
-    details = (error.message, *([f"hint: {error.hint}"] if error.hint else []))
+    more = [error.message] if error.message.strip() not in ("", first) else []
+    details = (*more, *([f"hint: {error.hint}"] if error.hint else []))
     outcome = Outcome.INCONCLUSIVE if isinstance(error, InvalidRun) else Outcome.FAILED
     return Step(name=name, outcome=outcome, summary=f"{prefix}{first}", details=details)
 

@@ -65,7 +65,7 @@ def read_bench_run(names: str, *, accept_invalid: bool = False) -> BenchRun:
             reasons = [reason for point in result.points for reason in point.invalid_reasons]
             raise InvalidRun(
                 f"the run `{folder}` is invalid and proves nothing: {(reasons or ['it was interrupted'])[0]}",
-                hint="measure again, or --accept-invalid where you know better",
+                hint="measure again; `llamarack compare --accept-invalid` compares it all the same",
             )
         records = tuple(read_records((folder if folder.is_dir() else folder.parent) / RECORDS_NAME))
         for key, values in _samples(result, records).items():

@@ -13,18 +13,22 @@ from llamarack.judge.collection import Collection
 from llamarack.judge.facts import factors_of
 from llamarack.judge.forced import ForcedStats, forced_errors, forced_stats
 from llamarack.judge.observation import Observation
-from llamarack.judge.verify_result import Drift
+from llamarack.judge.verify_result import Bounds, Drift
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """`noise`: of the reference against itself; `noise_nats`: 99th percentile of its log-probability errors, None: not
-    measured. `forced`: the candidate's passes on the reference's tokens. `alone`, `loaded`: the candidate against the
-    reference, without and with other requests beside it; `batching`: its two passes against each other.
+    measured. `allowed_nats`, `allowed_kl`: what counts as noise: the reference's, and the candidate's own batching as
+    far as rounding may explain it. `forced`: the candidate's passes on the reference's tokens. `alone`, `loaded`: the
+    candidate against the reference, without and with other requests beside it; `batching`: its two passes against each
+    other.
     """
 
     noise: tuple[Drift, ...]
     noise_nats: float | None
+    allowed_nats: float
+    allowed_kl: float
     tie_nats: float
     forced: Mapping[str, tuple[Observation, ...]]
     alone: ForcedStats
@@ -32,16 +36,25 @@ class Comparison:
     batching: ForcedStats | None
 
 
-def compared(reference: Collection, candidate: Collection, *, least_tie_nats: float, seed: int) -> Comparison:
-    noise = _noise(reference, least_tie_nats, seed)
+def compared(reference: Collection, candidate: Collection, *, bounds: Bounds, seed: int) -> Comparison:
+    """An engine whose sums have another order at every batch may still be quiet as a reference of one rank (vLLM in
+    bfloat16 on a processor): its candidate of three ranks then shows by its own batching what its arithmetic leaves.
+    """
+    noise = _noise(reference, bounds.tie_nats, seed)
     measured = [one.stats.logprob_error_p99 for one in noise if one.stats.logprob_error_p99 is not None]
     noise_nats = max(measured, default=None)
-    tie_nats = max(least_tie_nats, 2 * (noise_nats or 0.0))  # both tokens' log-probabilities may be off
+    noise_kl = max((one.stats.kl_mean or 0.0 for one in noise), default=0.0)
     forced = _forced_by_id(reference, candidate)
     loaded = forced.get("loaded")
+    own = None if loaded is None else _compare(forced["alone"], loaded, bounds.tie_nats, seed)
+    own_nats, own_kl = (0.0, 0.0) if own is None else (own.logprob_error_p99 or 0.0, own.kl_mean or 0.0)
+    allowed_nats = max(noise_nats or 0.0, min(own_nats, bounds.rounding_logprob_p99))
+    tie_nats = max(bounds.tie_nats, 2 * allowed_nats)  # both tokens' log-probabilities may be off
     return Comparison(
         noise=_noise(reference, tie_nats, seed),
         noise_nats=noise_nats,
+        allowed_nats=allowed_nats,
+        allowed_kl=max(noise_kl, min(own_kl, bounds.rounding_kl)),
         tie_nats=tie_nats,
         forced=forced,
         alone=_compare(reference.greedy, forced["alone"], tie_nats, seed),

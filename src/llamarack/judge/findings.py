@@ -10,7 +10,7 @@ from llamarack.judge.divergence import FreeRunStats
 from llamarack.judge.drift import Comparison
 from llamarack.judge.forced import ForcedStats
 from llamarack.judge.reading import Fault
-from llamarack.judge.verify_result import Bounds, Drift, Finding, QuestionResult, Verdict
+from llamarack.judge.verify_result import Bounds, Finding, QuestionResult, Verdict
 
 _ORDER = (Verdict.SAME, Verdict.ROUNDING, Verdict.INCONCLUSIVE, Verdict.DRIFT, Verdict.BROKEN)
 
@@ -21,9 +21,9 @@ def worst(findings: Sequence[Finding]) -> Verdict:
 
 def findings_of(both: Comparison, free: FreeRunStats, bounds: Bounds) -> list[Finding]:
     """Of the candidate alone, then of the candidate under load."""
-    findings = number_findings(both.alone, free, both.noise, bounds, both.noise_nats)
+    findings = number_findings(both.alone, free, both, bounds)
     if both.loaded is not None:
-        loaded = number_findings(both.loaded, None, both.noise, bounds, both.noise_nats)
+        loaded = number_findings(both.loaded, None, both, bounds)
         findings += [replace(f, code=f"loaded_{f.code}", message=f"under load: {f.message}") for f in loaded]
     return findings
 
@@ -33,12 +33,13 @@ def cause_findings(causes: Sequence[Cause]) -> list[Finding]:
     return [Finding(code=one.code, verdict=Verdict.BROKEN, message=one.message) for one in causes]
 
 
-def number_findings(
-    stats: ForcedStats, free: FreeRunStats | None, noise: Sequence[Drift], bounds: Bounds, noise_nats: float | None
-) -> list[Finding]:
-    """How far the distributions and the best tokens part. `free`: None where it is said elsewhere."""
-    kl_bound = max(bounds.rounding_kl, bounds.noise_factor * max((n.stats.kl_mean or 0.0 for n in noise), default=0.0))
-    error_bound = max(bounds.rounding_logprob_p99, bounds.noise_factor * (noise_nats or 0.0))
+def number_findings(stats: ForcedStats, free: FreeRunStats | None, both: Comparison, bounds: Bounds) -> list[Finding]:
+    """How far the distributions and the best tokens part. `free`: None where it is said elsewhere. Only the
+    reference's own noise makes a difference none.
+    """
+    noise_nats = both.noise_nats
+    kl_bound = max(bounds.rounding_kl, bounds.noise_factor * both.allowed_kl)
+    error_bound = max(bounds.rounding_logprob_p99, bounds.noise_factor * both.allowed_nats)
     kl, error, agreement = stats.kl_mean or 0.0, stats.logprob_error_p99 or 0.0, stats.agreement or 0.0
     is_exact = (stats.logprob_error_max or 0.0) <= (noise_nats or 0.0) and stats.untold == 0 and kl <= kl_bound
     same = Verdict.SAME if is_exact and agreement == 1 else Verdict.ROUNDING

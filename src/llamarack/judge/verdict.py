@@ -12,11 +12,11 @@ from llamarack.judge.collect import Probes
 from llamarack.judge.collection import Collection
 from llamarack.judge.diagnosis import Cause, Shape, reading_causes, shape_of, weights_cause
 from llamarack.judge.divergence import FreeRunStats, free_run_stats
-from llamarack.judge.drift import compared, drift_rows
+from llamarack.judge.drift import Comparison, compared, drift_rows
 from llamarack.judge.facts import differences, factors_of
 from llamarack.judge.findings import cause_findings, findings_of, reading_findings, worst
 from llamarack.judge.question_results import question_results, spoken_results
-from llamarack.judge.verify_result import Bounds, Drift, Finding, Verdict, VerifyResult
+from llamarack.judge.verify_result import Bounds, Finding, Verdict, VerifyResult
 
 
 def judge(
@@ -43,7 +43,7 @@ def judge(
     }
     if reference.is_text_only or candidate.is_text_only:
         return _judge_texts(reference, candidate, bounds, shared)
-    both = compared(reference, candidate, least_tie_nats=bounds.tie_nats, seed=seed)
+    both = compared(reference, candidate, bounds=bounds, seed=seed)
     questions = question_results(reference, candidate, both.forced["alone"], both.tie_nats)
     free = free_run_stats([one.divergence for one in questions if one.divergence is not None])
     shape, read_otherwise = _probed(reference.probes, candidate.probes)
@@ -62,7 +62,7 @@ def judge(
         causes=(*shown, *_guessed(shape, verdict, factors)),
         findings=tuple(findings),
         questions=questions,
-        notes=tuple(_notes(reference, candidate, both.noise, free)),
+        notes=tuple(_notes(reference, candidate, both, free, bounds)),
     )
 
 
@@ -80,9 +80,19 @@ def _guessed(shape: Shape | None, verdict: Verdict, factors: Sequence[str]) -> t
     return () if cause is None else (cause,)
 
 
-def _notes(reference: Collection, candidate: Collection, noise: Sequence[Drift], free: FreeRunStats) -> list[str]:
+def _notes(
+    reference: Collection, candidate: Collection, both: Comparison, free: FreeRunStats, bounds: Bounds
+) -> list[str]:
     notes = []
-    if not noise:
+    own = None if both.batching is None else both.batching.logprob_error_p99
+    if own is not None and both.allowed_nats > max(
+        both.noise_nats or 0.0, bounds.rounding_logprob_p99 / bounds.noise_factor
+    ):
+        notes.append(
+            f"beside other requests the candidate parts from itself by {own:.3g} nats, the reference by "
+            f"{both.noise_nats or 0.0:.3g}: {both.allowed_nats:.3g} were taken for rounding"
+        )
+    if not both.noise:
         notes.append("the reference's own noise was not measured: only fixed bounds were applied")
     factors = [f for f in factors_of(differences(reference.side.facts, candidate.side.facts)) if f != "settings"]
     if len(factors) > 1:

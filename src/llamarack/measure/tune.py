@@ -345,7 +345,7 @@ async def search(
         claims=claims,
         by_level=() if own is None else _by_level(rounds, chosen.trial, own),
         is_better=chosen.trial != space.start
-        and (over_file.is_better if over_file is not None else not seen[space.start].is_usable),
+        and (over_file.is_better if over_file is not None else seen[space.start].is_full),
         is_out_of_time=is_out_of_time,
     )
 
@@ -358,9 +358,11 @@ def _is_time_up(budget: Budget, started_s: float, seen: dict[Trial, Outcome], co
 
 
 def bases(chosen: Trial, done: Sequence[Outcome], space: Space) -> tuple[tuple[Base, Trial], ...]:
-    """What the best is compared with: what is the best itself, and a file that does not run, are left out."""
+    """What the best is compared with: what is the best itself, and a file that does not run, are left out. A file that
+    was only measured in a bad moment gets another one.
+    """
     found: list[tuple[Base, Trial]] = [("own", space.own(chosen.weights))]
-    if next((each for each in done if each.trial == space.start and each.is_usable), None):
+    if next((each for each in done if each.trial == space.start and not each.is_full), None):
         found.append(("file", space.start))
     if chosen.weights:
         mine = best([each for each in done if each.trial.weights == 0], space)

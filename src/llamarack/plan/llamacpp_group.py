@@ -14,6 +14,7 @@ from llamarack.plan.engine_data import (
     ComputeLaw,
     build_number,
     context_band,
+    data_file,
     llamacpp_law,
     llamacpp_unverified_bytes,
 )
@@ -22,7 +23,7 @@ from llamarack.plan.llamacpp_pools import POOL_GROWTH_BYTES, pool_bytes
 from llamarack.plan.record import Terms
 from llamarack.plan.replica import ReplicaPlan
 from llamarack.plan.shape import ModelShape
-from llamarack.units import format_bytes
+from llamarack.units import MIB, format_bytes
 
 # The hungriest place: what each device keeps free of layers when they are dealt by free memory.
 _IN_A_PIPELINE = Place(is_first=True, is_last=True, is_alone=False, is_pipelined=True)
@@ -96,9 +97,10 @@ def _on_cards(
     problems = [share_problem] if share_problem else []
     shares = [round(share, 4) for share in shares]  # as it will be written
     loads, host_bytes = llamacpp.on_cards(shape, settings, laws, shares)
+    exchange = [_exchange_bytes(settings, law, len(cards)) for law in laws]
     planned = tuple(
-        device_plan(card, _terms(load, context), _high(load, context, law), claimed)
-        for card, load, context, law in zip(cards, loads, contexts, laws, strict=True)
+        device_plan(card, _terms(load, context, shared), _high(load, context, law) + shared, claimed)
+        for card, load, context, law, shared in zip(cards, loads, contexts, laws, exchange, strict=True)
     )
     # Processors of this very computer behind RPC servers take of one memory, each as if it were alone.
     on_host = sum(plan.total_high_bytes for card, plan in zip(cards, planned, strict=True) if card.is_host_memory)
@@ -117,6 +119,14 @@ def _on_cards(
         tensor_split=tuple(shares) if len(cards) > 1 else None,
         host_bytes=host_bytes,
     )
+
+
+def _exchange_bytes(settings: Settings, law: ComputeLaw, cards: int) -> int:
+    """What a card holds to sum the parts of every layer with the others."""
+    if settings.split_mode != "tensor" or cards < 2 or law.backend != "cuda":
+        return 0
+    mib: int = data_file("llamacpp.yaml")["tensor_exchange_mib"]
+    return mib * MIB
 
 
 def _backend(card: Card) -> str:
@@ -166,11 +176,12 @@ def _refused(
     )
 
 
-def _terms(load: DeviceLoad, context: Band) -> Terms:
+def _terms(load: DeviceLoad, context: Band, exchange_bytes: int = 0) -> Terms:
     return Terms(
         weights_bytes=load.weights_bytes,
         kv_bytes=load.kv_bytes,
         compute_bytes=load.compute_bytes,
+        communication_bytes=exchange_bytes,
         context_bytes=context.typical_bytes,
     )
 

@@ -29,7 +29,7 @@ _QUANTIZED_PREFILL_BITS = 9  # weights of fewer bits go through llama.cpp's quan
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
     """One replica as the speed model sees it. `stages`: cards and share of layers of each pipeline stage, in order;
-    within a stage the cards share every layer.
+    within a stage the cards share every layer, equally or by `card_shares`. `is_eager`: the host launches every kernel.
     """
 
     engine: str
@@ -37,6 +37,8 @@ class Placed:
     batch_tokens: int
     kv_element_bytes: float
     engine_version: str | None = None
+    card_shares: tuple[float, ...] | None = None
+    is_eager: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,7 @@ def predict_closed_loop(shape: ModelShape, placed: Placed, load: Load, streams: 
 
     Requests of equal length end together and come back together: `clump` is the share of the other streams whose
     prompts are computed with one's own. In a steady state each stream's tokens wait for the prompts of all the others,
-    one each in the time of a whole answer.
+    one each in the time of a whole answer, but not for those that were in one batch with its own.
     """
     times = _known_times(placed)
     if times is None:
@@ -90,7 +92,8 @@ def predict_closed_loop(shape: ModelShape, placed: Placed, load: Load, streams: 
     # llama.cpp computes prompts between two steps, and one that has begun must end first.
     waited = decode if placed.engine == "llamacpp" and streams > 1 else 0.0
     host = times.closed_fixed_ms * 1e-3 + (streams - 1) * times.closed_request_ms * 1e-3
-    step = decode + (streams - 1) / output * prefill / together
+    beside = max(min(together, placed.batch_tokens / prompt), 1)
+    step = decode + max(streams - beside, 0) / output * prefill / together
     return _predicted(waited + prefill + host, step, streams, output)
 
 
@@ -137,6 +140,8 @@ def decode_step_s(shape: ModelShape, placed: Placed, times: EngineTimes, streams
     ]
     turns = min(stages, max(streams / dealt, 1.0))
     cycle = max(sum(spent), turns * max(spent))
+    if placed.is_eager:
+        cycle = max(cycle, shape.spec.layers * data_file("speed.yaml")["eager_layer_us"] * 1e-6)
     return cycle + times.step_us * 1e-6 + streams * times.request_us * 1e-6
 
 
@@ -164,14 +169,18 @@ def _stage_s(
 ) -> float:
     """All layers of one stage for a batch of `tokens`, of `streams` sequences that look back over `context` each."""
     spec = shape.spec
-    cards, share = placed.stages[stage]
-    layers = share * spec.layers
-    slowest = max(_card_s(shape, placed, times, card, len(cards), tokens, streams, context) for card in cards)
+    cards, part = placed.stages[stage]
+    layers = part * spec.layers
+    shares = placed.card_shares or (1 / len(cards),) * len(cards)
+    slowest = max(
+        _card_s(shape, placed, times, card, share, tokens, streams, context)
+        for card, share in zip(cards, shares, strict=True)
+    )
     message = 2 * tokens * spec.hidden_size
     eager = placed.engine == "llamacpp" or tokens > _GRAPH_TOKENS
     seconds = layers * (slowest + 2 * all_reduce_s(cards, message, eager=eager))
     if stage == len(placed.stages) - 1:
-        seconds += max(_head_s(shape, times, card, len(cards), streams) for card in cards)
+        seconds += max(_head_s(shape, times, card, share, streams) for card, share in zip(cards, shares, strict=True))
     return seconds
 
 
@@ -183,18 +192,18 @@ def _card_s(
     placed: Placed,
     times: EngineTimes,
     card: Card,
-    degree: int,
+    share: float,
     tokens: float,
     streams: float,
     context: float,
 ) -> float:
-    """One layer on one card."""
+    """One layer on one card, which has `share` of it."""
     spec, rates = shape.spec, _rates(card)
     assert rates is not None  # `predict` answers with None before
-    kv_heads = max(shape.kv_heads / degree, 1.0)
-    query = shape.query_heads * spec.head_size_k / degree
+    kv_heads = max(shape.kv_heads * share, 1.0)
+    query = shape.query_heads * spec.head_size_k * share
     keys = kv_heads * (spec.head_size_k + spec.head_size_v)
-    width = shape.feed_forward_size / degree
+    width = shape.feed_forward_size * share
     matrices = (
         spec.hidden_size * (query + keys),
         spec.hidden_size * query,
@@ -211,11 +220,11 @@ def _card_s(
     return seconds + attention + (times.attention_us + times.layer_us) * 1e-6
 
 
-def _head_s(shape: ModelShape, times: EngineTimes, card: Card, degree: int, rows: float) -> float:
+def _head_s(shape: ModelShape, times: EngineTimes, card: Card, share: float, rows: float) -> float:
     rates = _rates(card)
     assert rates is not None
     size = shape.spec.vocab_size * shape.spec.hidden_size
-    return _matrix_s("head", rates, times, size / degree, shape.head_bytes / size, rows)
+    return _matrix_s("head", rates, times, size * share, shape.head_bytes / size, rows)
 
 
 def _matrix_s(engine: str, rates: _Card, times: EngineTimes, weights: float, weight_bytes: float, rows: float) -> float:

@@ -30,6 +30,7 @@ class Settings:
     batch_tokens: int  # max_num_batched_tokens
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
+    is_eager: bool = False  # captures no graphs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +123,9 @@ def _rank_load(
         weights_bytes=stage.weights_bytes,
         compute_bytes=compute,
         compute_high_bytes=round(compute * activation["high_factor"]),
-        graphs_bytes=_graphs_bytes(constants, graph_sizes(settings.sequences), len(stage.layers), spec.hidden_size),
+        graphs_bytes=0
+        if settings.is_eager
+        else _graphs_bytes(constants, graph_sizes(settings.sequences), len(stage.layers), spec.hidden_size),
         sampler_bytes=sampler + tables,
         communication_bytes=communication * MIB,
         page_bytes=round(BLOCK_TOKENS * elements * element_bytes),

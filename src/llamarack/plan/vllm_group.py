@@ -78,7 +78,14 @@ def settings_of(group: Group, cards: Sequence[Card]) -> Settings:
         batch_tokens=_batch_tokens(group, cards),
         tensor_parallel=group.tensor_parallel,
         pipeline_parallel=group.pipeline_parallel,
+        is_eager=is_eager(group),
     )
+
+
+def is_eager(group: Group) -> bool:
+    """Whether vLLM launches every kernel from the host, without CUDA graphs."""
+    given = {name.lstrip("-").replace("_", "-"): value for name, value in group.engine_args.items()}
+    return group.engine == "vllm" and given.get("enforce-eager", False) not in (False, None, "false")
 
 
 def _batch_tokens(group: Group, cards: Sequence[Card]) -> int:
@@ -161,6 +168,7 @@ def _planned(
         )
         high = terms.total_bytes - load.compute_bytes + load.compute_high_bytes
         high += context.high_bytes - context.typical_bytes + (0 if constants.verified else load.graphs_bytes)
+        high += load.communication_bytes  # one of two ranks on H200 cards held 702 MiB more than is planned
         planned.append(device_plan(device, terms, high, claimed))
     return tuple(planned)
 

@@ -11,13 +11,14 @@ from rich.text import Text
 
 from llamarack.judge.acceptance import AcceptanceResult, Outcome, Step, to_json
 from llamarack.judge.compare import Decision
-from llamarack.report.bench_rows import Table
+from llamarack.report.bench_rows import UNKNOWN, Table
 from llamarack.report.markdown import table_markdown
 from llamarack.report.page import Page, page_html
 from llamarack.report.verify_rows import fact_rows
 from llamarack.units import format_duration
 
 _STYLES = {"GO": "bold green", "INCONCLUSIVE": "bold yellow", "NO-GO": "bold red"}
+_NO_BREAK = "\u00a0"
 _MEANING = {
     Decision.GO: "every step passed",
     Decision.NO_GO: "a step failed",
@@ -30,21 +31,27 @@ def headline(result: AcceptanceResult) -> str:
 
 
 def steps_table(result: AcceptanceResult) -> Table:
-    rows = tuple((s.name, str(s.outcome), format_duration(s.seconds), s.summary) for s in result.steps)
+    rows = tuple((s.name, str(s.outcome), _took(s).replace(" ", _NO_BREAK), s.summary) for s in result.steps)
     return Table(title="Steps", headers=("step", "outcome", "took", "what came out"), rows=rows)
+
+
+def _took(step: Step) -> str:
+    return UNKNOWN if step.outcome is Outcome.SKIPPED else format_duration(step.seconds)
 
 
 def print_acceptance(result: AcceptanceResult, console: Console) -> None:
     took = format_duration(result.finished_unix_s - result.started_unix_s)
     lines = [Text(f"{headline(result)} ({took})", style=_STYLES[result.verdict]), Text("")]
-    for step in result.steps:
+    times = [_took(step) for step in result.steps]
+    width = max(map(len, times), default=0)
+    for step, time in zip(result.steps, times, strict=True):
         style = {"PASSED": "green", "FAILED": "red"}.get(step.outcome, "yellow")
         line = Text(f"{step.name:<8}")
         line.append(f"{step.outcome:<13}", style=style)
-        line.append(f"{format_duration(step.seconds):>9}  {step.summary}")
+        line.append(f"{time:>{width}}  {step.summary}")
         lines.append(line)
         if step.outcome is not Outcome.PASSED:
-            lines += [Text(f"{'':32}{detail}") for detail in step.details]
+            lines += [Text(f"{'':{8 + 13 + width + 2}}{detail}") for detail in step.details]
     lines += [Text(note, style="yellow") for note in notes(result)]
     for each in lines:
         console.print(each, soft_wrap=True, highlight=False)

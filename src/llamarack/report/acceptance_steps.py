@@ -26,6 +26,7 @@ from llamarack.report.verify_rows import deciding, headline
 from llamarack.units import format_bytes, format_duration
 
 _PAGE = "report.html"
+_AGAIN = "an invalid run says nothing about the deployment: accept it again while the machine does nothing else"
 
 
 def check_step(found: Sequence[Finding]) -> Step:
@@ -70,15 +71,22 @@ def verify_step(result: VerifyResult, reference: str | None) -> Step:
     )
 
 
-def bench_step(result: BenchResult) -> Step:
-    wrong = [reason for point in result.points for reason in point.invalid_reasons]
+def invalid_reason(result: BenchResult) -> str:
+    """The first of a run that is not valid."""
+    reasons = [reason for point in result.points for reason in point.invalid_reasons]
+    return (reasons or ["it was interrupted"])[0]
+
+
+def bench_step(result: BenchResult, before: BenchResult | None = None) -> Step:
+    """`before`: an invalid run, after which this one was made."""
     table = overview(result)
     cells = [[f"{h} {c}" for h, c in zip(table.headers, row, strict=True) if c != UNKNOWN] for row in table.rows]
+    first = [] if before is None else [f"measured twice: the first run was invalid: {invalid_reason(before)}"]
     return Step(
         name="bench",
         outcome=bench_outcome(result.valid),
-        summary=_speed(result) if result.valid else f"the run is invalid: {(wrong or ['it was interrupted'])[0]}",
-        details=tuple(", ".join(row) for row in cells),
+        summary=_speed(result) if result.valid else f"the run is invalid: {invalid_reason(result)}",
+        details=(*first, *(", ".join(row) for row in cells), *([] if result.valid else [_AGAIN])),
         report=f"{BENCH_FOLDER}/{_PAGE}",
     )
 

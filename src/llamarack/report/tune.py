@@ -17,7 +17,7 @@ _REPORT, _MARKDOWN = "tune.html", "tune.md"
 
 
 def trial_name(trial: Trial, result: TuneResult) -> str:
-    """What is not the file's own weights is named."""
+    """What is not the file's own weights is named, and their engine where it is another."""
     weights = result.weights[trial.weights]
     if trial.is_own:
         name = f"{weights.engine}'s own: {_own_text(weights)}"
@@ -28,6 +28,8 @@ def trial_name(trial: Trial, result: TuneResult) -> str:
             name += f", context {trial.context_tokens}"
     if trial.weights:
         name += f", {Path(weights.path).name}"
+        if weights.engine != result.weights[0].engine and not trial.is_own:
+            name += f" on {weights.engine}"
     return f"the file: {name}" if trial == result.start else name
 
 
@@ -123,7 +125,7 @@ def levels_table(result: TuneResult) -> Table | None:
         title="The best setting beside the engine's own, at each load",
         headers=("load", "best, good requests/s", "engine's own", "gain", "95 % interval"),
         rows=rows,
-        note="Means over the rounds in which both were measured in turn.",
+        note="Means over the rounds in which both were measured in turn; the gain is the mean of the rounds' ratios.",
     )
 
 
@@ -138,6 +140,8 @@ def conclusion(result: TuneResult) -> list[str]:
         return [nothing_kept(result)]
     lines = [f"best: {trial_name(result.best, result)}"]
     lines += [_claim_text(claim, result) for claim in result.claims]
+    if result.is_better and not any(claim.base == "file" for claim in result.claims):
+        lines.append(f"the file as it is does not run: {_file_reason(result)}")
     if result.best != result.start and not result.is_better:
         lines.append("not shown to be better than the file, which stays as it is")
     if result.best == result.start:
@@ -158,6 +162,10 @@ def nothing_kept(result: TuneResult) -> str:
         f"no setting keeps {result.load.slo} for a single request; the shortest medians were {_time(first)} to the "
         f"first token and {_time(each)} per token"
     )
+
+
+def _file_reason(result: TuneResult) -> str:
+    return next((each.reason for each in result.outcomes if each.trial == result.start and each.reason), UNKNOWN)
 
 
 def _first_reason(result: TuneResult) -> str:

@@ -19,7 +19,6 @@ class EngineUsage:
 
     def __init__(self, log: Path) -> None:
         self._log_bytes = _size(log)
-        self.pids: tuple[int, ...] = ()
         self.samples: deque[Sample] = deque(maxlen=WINDOW)
         self.cores: float | None = None  # kept busy since the last sample
         self.leak: Leak | None = None
@@ -44,17 +43,15 @@ class EngineUsage:
         """Private memory only: mapped weights are page cache, and come in as they are read."""
         if pid is None:
             return
-        private, processor_s, pids = 0, 0.0, []
+        private, processor_s = 0, 0.0
         try:
             engine = psutil.Process(pid)
             for process in (engine, *engine.children(recursive=True)):
                 usage, times = process.memory_info(), process.cpu_times()
                 private += max(0, usage.rss - usage.shared)
                 processor_s += times.user + times.system
-                pids.append(process.pid)
         except psutil.Error:
             return  # it is dying, which others see
-        self.pids = tuple(pids)
         now = time.monotonic()
         if self._processor is not None and now > self._processor[1]:
             self.cores = max(0.0, processor_s - self._processor[0]) / (now - self._processor[1])
@@ -63,6 +60,17 @@ class EngineUsage:
         self._taken += 1
         if self.leak is None and self._taken % _JUDGED_EVERY == 0:
             self.leak = find_leak(list(self.samples))
+
+
+def family(pid: int | None) -> list[int]:
+    """A process and all that it forked; empty where there is none, or none any more."""
+    if pid is None:
+        return []
+    try:
+        process = psutil.Process(pid)
+        return [pid, *(child.pid for child in process.children(recursive=True))]
+    except psutil.Error:
+        return []
 
 
 def _size(log: Path) -> int:

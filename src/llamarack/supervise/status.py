@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from llamarack.supervise.engine_usage import family
 from llamarack.supervise.generation import generation_of
 from llamarack.supervise.replica import Replica
 from llamarack.supervise.state import State
@@ -87,7 +88,7 @@ def _replica(supervisor: Supervisor, replica: Replica) -> dict[str, Any]:
     stuck = sum(counts.stuck.get(replica.id, 0) for counts in supervisor.gateways.counts.values())
     candidate = replica.spec.candidate
     pid = replica.child.pid if replica.child and replica.child.exit is None else None
-    pids = _family(pid)
+    pids = family(pid)
     death = replica.last_death
     return {
         "id": replica.id,
@@ -163,16 +164,6 @@ def _degraded_from(replica: Replica) -> dict[str, Any] | None:
         "total_bytes": sum(card.total_bytes for card in asked.candidate.cards),
         "steps": [asdict(rung) for rung in replica.rungs],
     }
-
-
-def _family(pid: int | None) -> list[int]:
-    if pid is None:
-        return []
-    try:
-        process = psutil.Process(pid)
-        return [pid, *(child.pid for child in process.children(recursive=True))]
-    except psutil.Error:
-        return []
 
 
 def _resident_bytes(pids: Sequence[int]) -> int | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from llamarack.config import Supervise
 from llamarack.supervise.card_findings import Planned
 from llamarack.supervise.card_watch import CardWatch
-from llamarack.supervise.engine_usage import EngineUsage
+from llamarack.supervise.engine_usage import EngineUsage, family
 from llamarack.supervise.host_watch import HostWatch
 from llamarack.supervise.progress import Sight, Stillness, after, answered, is_overdue, limit_s
 from llamarack.supervise.replica import Replica
@@ -168,7 +168,8 @@ class Watch:
         return usage.samples[-1].memory_used_bytes if usage is not None and usage.samples else None
 
     def owners(self) -> dict[int, str]:
-        return {pid: name for name, usage in self.usage.items() for pid in usage.pids}
+        """Of engines in every state: while one loads, its processes hold a card's memory already."""
+        return {pid: replica.id for replica in self._rack.replicas for pid in _family_of(replica)}
 
     def _cores_of(self, replicas: Sequence[str]) -> float | None:
         known = [self.usage[name].cores for name in replicas if name in self.usage]
@@ -244,6 +245,11 @@ class Watch:
             f"no token for {format_duration(still_s)} ({what}), and no answer when asked",
             "the engine is ended and started again; its log may tell what it waited for",
         )
+
+
+def _family_of(replica: Replica) -> list[int]:
+    child = replica.child
+    return family(child.pid) if child is not None and child.exit is None else []
 
 
 def _name_of(watched: Replica | str) -> str:
