@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,9 +9,8 @@ import pytest
 
 from llamarack.hardware.loadlock import PATH_VARIABLE, LoadLock
 from llamarack.paths import RackPaths, make_private, rack_paths
-from llamarack.supervise.ahead import Ahead, forget, may_be_loaded_ahead, remember, take_ahead
+from llamarack.supervise.ahead import Ahead, forget, remember, take_ahead
 from llamarack.supervise.rack_lock import RackLock
-from llamarack.supervise.standby import WORKER
 
 
 @pytest.fixture
@@ -134,15 +132,6 @@ def test_nothing_is_loaded_ahead_without_room_beside_another_load_or_beside_a_ra
     ahead = take_ahead(paths, "m-0", worker)
     assert isinstance(ahead, Ahead)
     ahead.lock.release()
-
-
-def test_only_what_the_standby_can_do_is_remembered() -> None:
-    """Else each start would load twice: ahead, and then as planned."""
-    argv = [sys.executable, "-P", str(WORKER), "options.json"]
-    assert may_be_loaded_ahead(argv, on_cards=False, env={})
-    assert not may_be_loaded_ahead(argv, on_cards=True, env={})
-    assert not may_be_loaded_ahead(argv, on_cards=False, env={"OMP_NUM_THREADS": "1"})
-    assert not may_be_loaded_ahead(["/usr/bin/llama-server", "-m", "m.gguf"], on_cards=False, env={})
 
 
 def _is_free() -> bool:

@@ -13,14 +13,12 @@ import contextlib
 import json
 import os
 import secrets
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamarack.paths import RackPaths
-from llamarack.supervise.standby import WORKER
 
 if TYPE_CHECKING:
     from llamarack.hardware.loadlock import LoadLock
@@ -46,11 +44,6 @@ class Ahead:
             return list(argv) == list(self.argv) and Path(argv[-1]).read_text(encoding="utf-8") == self.options
         except OSError:
             return False
-
-
-def may_be_loaded_ahead(argv: Sequence[str], *, on_cards: bool, env: Mapping[str, str]) -> bool:
-    """Whether the standby could do what `argv` did. `env`: what the deployment file adds, which is read only later."""
-    return list(argv[:3]) == [sys.executable, "-P", str(WORKER)] and not on_cards and not env
 
 
 def remember(paths: RackPaths, replica: str, argv: Sequence[str], model: Path, needs_bytes: int) -> None:

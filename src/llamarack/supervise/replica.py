@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
 import traceback
 from collections.abc import Coroutine, Mapping, Sequence
@@ -21,7 +22,7 @@ from llamarack.errors import NeverReady
 from llamarack.hardware.loadlock import LoadLock
 from llamarack.paths import RackPaths
 from llamarack.supervise import standby
-from llamarack.supervise.ahead import may_be_loaded_ahead, remember
+from llamarack.supervise.ahead import remember
 from llamarack.supervise.card_memory import CardMemory
 from llamarack.supervise.card_share import require_shares
 from llamarack.supervise.degrade import Rung
@@ -228,7 +229,7 @@ class Replica:
         self.start_seconds = time.monotonic() - started
         self.ready_since_unix_s = time.time()
         self._step(Event.WARMED)
-        if may_be_loaded_ahead(self._argv, on_cards=bool(self.spec.card_uuids), env=self.spec.group.env):
+        if self._argv[:3] == [sys.executable, "-P", str(standby.WORKER)] and not self.spec.card_uuids:
             cards, host_bytes = self.spec.candidate.cards, self.spec.candidate.host_bytes or 0
             needs_bytes = sum(card.total_high_bytes for card in cards) + host_bytes
             remember(self._world.paths, self.id, self._argv, self.spec.path, needs_bytes)
