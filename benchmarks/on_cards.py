@@ -157,7 +157,9 @@ def short(record: dict[str, Any]) -> str:
         )
     if "killed_rank" in record:
         seen = record["killed_rank"]
-        words.append(f"killed: across {seen['across_the_kill']}, after {seen['sent_after_it']}, again {seen['ready_again_s']}")
+        words.append(
+            f"killed: across {seen['across_the_kill']}, after {seen['sent_after_it']}, again {seen['ready_again_s']}"
+        )
     for ways in record.get("beside_engine", []):
         shown = (f"{name} {[round(point['output_tokens_per_s']) for point in ways[name] or ()]}" for name in ways)
         words.append("tok/s " + ", ".join(shown))

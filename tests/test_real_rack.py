@@ -65,17 +65,8 @@ def test_demo_once_answers_and_leaves_nothing(tmp_path: Path) -> None:
     assert not left_of(tmp_path)
     # The engine worker and the gateway worker were begun with the command, not after the plan.
     logs = rack_paths("demo", tmp_path).logs
-    assert "the library was loaded before it was asked for" in (logs / "smollm2-135m-0.log").read_text()
+    assert "loaded before it was asked for" in (logs / "smollm2-135m-0.log").read_text()
     assert "begun before it was asked for" in (logs / "gateway-0.log").read_text()
-    # The next start of the same rack loads while it plans.
-    again = _command(tmp_path, "demo", "--once", "--prompt", "What is the capital of France?")
-    assert again.returncode == 0, again.stderr
-    assert again.stdout == done.stdout
-    assert "library and model were loaded before it was asked for" in (logs / "smollm2-135m-0.log").read_text()
-    # One that is asked for something else does not keep what was loaded ahead.
-    other = _command(tmp_path, "demo", "--once", "--replicas", "2")
-    assert other.returncode == 0, other.stderr
-    assert not left_of(tmp_path)
 
 
 def test_official_client_streams_and_completes(rack: str) -> None:

@@ -37,7 +37,7 @@ async def test_request_whose_engine_breaks_before_the_first_event_is_answered_by
 async def test_server_whose_engine_is_dead_is_never_the_clients_fault(tmp_path: Path) -> None:
     """vLLM's HTTP server outlives its engine by a second or two, and answers every request with a 500 or an event."""
     words = "EngineCore encountered an issue. See stack trace (above) for the root cause."
-    dead = {"flavor": "vllm", "error_after": 0, "error_message": words}
+    dead: dict[str, Any] = {"flavor": "vllm", "error_after": 0, "error_message": words}
     async with (
         fake_engine(tmp_path, "good", flavor="vllm") as good,
         fake_engine(tmp_path, "dead", **dead) as engine,

@@ -6,16 +6,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from llamarack.environment import KEEPER_MARK, gateway_environment
-from llamarack.hardware.loadlock import LoadLock
 from llamarack.supervise import standby
-from llamarack.supervise.ahead import Ahead
 from llamarack.supervise.keeping import ChildSpec, fetch_fds, start_child
 from llamarack.supervise.notify import take_notifier
 from tests.supervise.conftest import left_of
@@ -141,39 +138,6 @@ async def test_child_of_another_name_leaves_it_waiting_until_the_end(tmp_path: P
     assert not psutil.pid_exists(keeper)
     assert not any(each.is_running() for each in family)
     await _stop(child)
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("is_same", [True, False])
-async def test_one_that_loads_ahead_is_kept_only_if_it_loads_what_is_asked_for(tmp_path: Path, is_same: bool) -> None:
-    options = tmp_path / "options.json"
-    argv = [*_program(), str(options)]
-    lock = LoadLock(path=tmp_path / "lock")
-    assert lock.try_acquire()
-    loaded = Ahead(argv=argv, options="first", key="secret", lock=lock)
-    env = {"PATH": os.environ["PATH"], "LLAMARACK_ENGINE_KEY": "secret"}
-    standby._begin(standby.KeeperProcess(), tmp_path / "k.sock", _program(), env, loaded)
-    assert standby.ahead_of(tmp_path / "k.sock") is loaded
-    assert standby.loading() == [tmp_path / "k.sock"]
-    live = tmp_path / "engine.sock"
-    live.touch()  # as if it listened already
-    options.write_text("first" if is_same else "second")
-    assert standby.take_lock(tmp_path / "k.sock") is lock
-    child = await start_child(replace(_spec(tmp_path, unlink=[live]), argv=argv))
-    assert await _logged(tmp_path) == (f"told {options} secret" if is_same else f"started anew {options}")
-    assert live.exists() is is_same
-    assert lock.is_held  # the replica's since it took it
-    lock.release()
-    await _stop(child)
-
-
-def test_one_that_is_not_used_gives_the_load_lock_back(tmp_path: Path) -> None:
-    lock = LoadLock(path=tmp_path / "lock")
-    assert lock.try_acquire()
-    loaded = Ahead(argv=_program(), options="", key="", lock=lock)
-    standby._begin(standby.KeeperProcess(), tmp_path / "k.sock", _program(), {}, loaded)
-    standby.end()
-    assert not lock.is_held
 
 
 @pytest.mark.process

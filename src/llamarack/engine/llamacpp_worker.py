@@ -4,8 +4,7 @@
 drains first. Imports nothing of llamarack and is imported by none of it.
 
 With `--standby` in place of the file it loads the library and waits for a line on its standard input that holds the
-command line (`argv`) and environment (`env`) that it shall have, and may hold the file's content (`options`); without
-one it ends.
+command line (`argv`) and environment (`env`) that it shall have; without one it ends.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ def _apply(library: Any, parameters: Any, name: str, value: Any) -> None:
         _refuse(f"engine_args.{name}: {error}")
 
 
-def _wait_to_be_told() -> str | None:
-    """The options, where they came with it."""
+def _wait_to_be_told() -> None:
     told = sys.stdin.readline()
     if not told:
         raise SystemExit(0)
@@ -61,20 +59,16 @@ def _wait_to_be_told() -> str | None:
     os.environ.update(value["env"])
     sys.argv = value["argv"][value["argv"].index("-P") + 1 :]
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    options: str | None = value.get("options")
-    begun = "the library was" if options is None else "library and model were"
-    print(f"worker: {begun} loaded before it was asked for", flush=True)
-    return options
+    print("worker: the library was loaded before it was asked for", flush=True)
 
 
 def main() -> None:
     import xllamacpp
 
-    text = _wait_to_be_told() if sys.argv[1:] == ["--standby"] else None
-    if text is None:
-        with open(sys.argv[1], encoding="utf-8") as file:
-            text = file.read()
-    options = json.loads(text)
+    if sys.argv[1:] == ["--standby"]:
+        _wait_to_be_told()
+    with open(sys.argv[1], encoding="utf-8") as file:
+        options = json.load(file)
     parameters = xllamacpp.CommonParams()
     for name, value in options.items():
         _apply(xllamacpp, parameters, name, value)

@@ -11,9 +11,9 @@ lease_s, grace_s, unlink, inherit_fds, up_mark`. It listens on `control_socket`,
     {"op": "fds"}                  -> one message that carries `inherit_fds`, for a supervisor that came back
     {"op": "release"}              -> after the exit was reported: the keeper's work is done
 
-A first line of stdin may be `{"standby": {"argv", "env", "order"}}` instead: a child to start at once. It waits until
-the spec comes and gets its argv, env and the descriptors that came with the spec on its own stdin, a socket too;
-or gets at once what `order` says. With no spec it is ended.
+A first line of stdin may be `{"standby": {"argv", "env"}}` instead: a child to start at once, which waits until the
+spec comes and gets its argv, env and the descriptors that came with the spec on its own stdin, a socket too. With no
+spec it is ended.
 
 The lease: while no connection has attached for `lease_s`, everything is ended. The child is gone only when no
 descendant is left; orphans come to the keeper because it is their subreaper.
@@ -152,27 +152,24 @@ class Requests:
 
 
 class Standby:
-    """A child that waits on its stdin for what it shall do; with an `order` it begins at once."""
+    """A child that waits on its stdin for what it shall do."""
 
-    def __init__(self, argv: list[str], env: dict[str, str], order: dict[str, Any] | None = None) -> None:
-        self.is_told = False
+    def __init__(self, argv: list[str], env: dict[str, str]) -> None:
         self._orders, theirs = socket.socketpair()
         with theirs:
-            self.child = _spawn(argv, env, [], theirs.fileno())
-        if order is not None:
-            self.tell(order, [])
+            self._child = _spawn(argv, env, [], theirs.fileno())
 
-    def tell(self, order: dict[str, Any], fds: list[int]) -> None:
-        data = json.dumps(order).encode() + b"\n"
+    def told(self, spec: dict[str, Any]) -> subprocess.Popen[bytes]:
+        data = json.dumps({"argv": spec["argv"], "env": spec["env"]}).encode() + b"\n"
         with contextlib.suppress(OSError):  # its death is seen as any child's
-            sent = socket.send_fds(self._orders, [data], fds)
+            sent = socket.send_fds(self._orders, [data], spec["inherit_fds"])
             self._orders.sendall(data[sent:])
         self._orders.close()
-        self.is_told = True
+        return self._child
 
     def end(self) -> None:
-        self.child.kill()
-        self.child.wait()
+        self._child.kill()
+        self._child.wait()
 
 
 class CappedLog:
@@ -227,7 +224,7 @@ class Keeper:
         self._oom_look_at = 0.0
         self._listener = self._listen(spec["control_socket"])
         self._wake = self._wake_on_signals()
-        self._child = self._start(standby)
+        self._child = self._start() if standby is None else self._listened_to(standby.told(spec))
 
     def run(self) -> None:
         while not self._released:
@@ -265,15 +262,10 @@ class Keeper:
         with contextlib.suppress(BlockingIOError):
             reader.recv(4096)
 
-    def _start(self, standby: Standby | None) -> subprocess.Popen[bytes] | None:
-        if standby is not None and standby.is_told:
-            return self._listened_to(standby.child)
+    def _start(self) -> subprocess.Popen[bytes] | None:
         for path in self._spec["unlink"]:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
-        if standby is not None:
-            standby.tell({"argv": self._spec["argv"], "env": self._spec["env"]}, self._spec["inherit_fds"])
-            return self._listened_to(standby.child)
         try:
             child = _spawn(self._spec["argv"], self._spec["env"], self._spec["inherit_fds"], subprocess.DEVNULL)
         except (OSError, subprocess.SubprocessError) as error:

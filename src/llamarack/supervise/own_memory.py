@@ -10,7 +10,6 @@ from pathlib import Path
 import psutil
 
 from llamarack.hardware.machine import Card, Machine
-from llamarack.supervise import standby
 from llamarack.supervise.keeping import keeper_mark, processes_marked
 from llamarack.supervise.memory_file import Memory
 
@@ -20,14 +19,6 @@ def living_engines(memory: Memory | None) -> dict[int, int]:
     found: dict[int, int] = {}
     for saved in memory.replicas if memory else ():
         found |= engine_memory(saved.memory.control_socket)
-    return found
-
-
-def loaded_ahead() -> dict[int, int]:
-    """The same of the worker that loads already what is about to be planned."""
-    found: dict[int, int] = {}
-    for control_socket in standby.loading():
-        found |= engine_memory(control_socket)
     return found
 
 

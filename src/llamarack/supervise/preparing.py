@@ -21,7 +21,7 @@ from llamarack.model.read import read_model
 from llamarack.model.spec import ModelSpec
 from llamarack.supervise.layout import lay_out
 from llamarack.supervise.memory_file import Memory
-from llamarack.supervise.own_memory import living_engines, loaded_ahead, without_engines
+from llamarack.supervise.own_memory import living_engines, without_engines
 from llamarack.supervise.replica_record import ReplicaSpec
 from llamarack.supervise.spec_json import spec_from_json
 
@@ -42,9 +42,8 @@ async def prepare(deployment: Deployment, memory: Memory | None, running: Sequen
 
     Raises ConfigError, ModelError, HardwareError, DoesNotFit, StartFailed; starts nothing.
     """
-    # Looked at first: what loads already grows, and what is free is not to be overrated.
-    engines = await asyncio.to_thread(loaded_ahead) | await asyncio.to_thread(living_engines, memory)
-    machine = without_engines(await asyncio.to_thread(detect_machine), engines)
+    machine = await asyncio.to_thread(detect_machine)
+    machine = without_engines(machine, await asyncio.to_thread(living_engines, memory))
     wanted = {model.path_of(group) for model in deployment.models for group in model.groups}
     wanted |= {path for model in deployment.models for path in model.fallbacks}
     specs = {path: await asyncio.to_thread(read_model, path) for path in wanted}

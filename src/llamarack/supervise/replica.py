@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import time
 import traceback
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -21,8 +20,6 @@ from llamarack.engine.device_memory import TermCheck, term_checks
 from llamarack.errors import NeverReady
 from llamarack.hardware.loadlock import LoadLock
 from llamarack.paths import RackPaths
-from llamarack.supervise import standby
-from llamarack.supervise.ahead import remember
 from llamarack.supervise.card_memory import CardMemory
 from llamarack.supervise.card_share import require_shares
 from llamarack.supervise.degrade import Rung
@@ -53,7 +50,7 @@ _CONDEMNED_GRACE_S = 1.0  # what does not answer will hardly end in order, and i
 _LEAST_WARM_UP_S = 30.0
 _END_TIMEOUT_S = 60.0
 # A whole micro-batch on cards, where kernels are chosen by shape. On the processor vLLM compiles, for any length;
-# llama.cpp does not, and sets its buffers aside for the longest prompt when it loads: docs/decisions/008.
+# llama.cpp does not, and sets its buffers aside for the longest prompt when it loads: docs/decisions/009.
 _LONG_PROMPT_TOKENS = 512
 _LONG_PROMPT_CPU_TOKENS = {"llamacpp": None}
 _LONG_PROMPT_CPU_DEFAULT_TOKENS = 36
@@ -103,7 +100,6 @@ class Replica:
         self.cards = CardMemory(world.card_free_bytes, world.journal)
         self.start_seconds: float | None = None  # spawn to ready, of the newest start
         self._world = world
-        self._argv: Sequence[str] = ()  # of the newest start
         self._deaths_monotonic_s: list[float] = []
         self._asked_stop = asyncio.Event()
         self._asked_drain = asyncio.Event()
@@ -162,7 +158,7 @@ class Replica:
 
     async def _life(self, adopt_ready: bool | None = None) -> bool:
         """One start to its end. True: asked to stop; False: died and may be started again."""
-        lock = standby.take_lock(self._world.paths.keeper_socket(self.id)) or LoadLock()
+        lock = LoadLock()
         try:
             if adopt_ready:
                 self._step(Event.ADOPTED)
@@ -211,7 +207,7 @@ class Replica:
             free_before = await self.cards.free_bytes(self.spec)
             self._log_from_bytes = end_of(self.log_path)
             spawned = await spawn(self.spec, self._world.paths, self._world.journal)
-            self.child, self.endpoint, self._argv = spawned.child, spawned.endpoint, spawned.argv
+            self.child, self.endpoint = spawned.child, spawned.endpoint
         self._step(Event.SPAWNED)
         await self._unless_over(self._until_answers(self.load), None)
         self._step(Event.ANSWERED)
@@ -229,10 +225,6 @@ class Replica:
         self.start_seconds = time.monotonic() - started
         self.ready_since_unix_s = time.time()
         self._step(Event.WARMED)
-        if self._argv[:3] == [sys.executable, "-P", str(standby.WORKER)] and not self.spec.card_uuids:
-            cards, host_bytes = self.spec.candidate.cards, self.spec.candidate.host_bytes or 0
-            needs_bytes = sum(card.total_high_bytes for card in cards) + host_bytes
-            remember(self._world.paths, self.id, self._argv, self.spec.path, needs_bytes)
         message = f"ready after {format_duration(self.start_seconds)}"
         checks = [asdict(check) for check in self.memory_checks]
         self._world.journal.note("ready", message, replica=self.id, seconds=self.start_seconds, memory=checks)

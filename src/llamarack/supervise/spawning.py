@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llamarack.engine.adaptor import Endpoint, LaunchContext
 from llamarack.paths import RackPaths, make_private
-from llamarack.supervise import standby
-from llamarack.supervise.ahead import forget
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.keeping import ChildSpec, KeptChild, start_child
 from llamarack.supervise.replica_record import ReplicaSpec
@@ -20,14 +17,11 @@ from llamarack.supervise.replica_record import ReplicaSpec
 class Spawned:
     child: KeptChild
     endpoint: Endpoint
-    argv: Sequence[str]
 
 
 async def spawn(spec: ReplicaSpec, paths: RackPaths, journal: Journal) -> Spawned:
     """Raises what the adaptor and `start_child` raise."""
     socket = paths.engine_socket(spec.id)
-    ahead = standby.ahead_of(paths.keeper_socket(spec.id))
-    forget(paths, spec.id)
     context = LaunchContext(
         replica=spec.id,
         model=spec.model,
@@ -37,7 +31,7 @@ async def spawn(spec: ReplicaSpec, paths: RackPaths, journal: Journal) -> Spawne
         card_uuids=spec.card_uuids,
         files=make_private(paths.folder / "replicas" / spec.id),
         socket=socket,
-        key=secrets.token_urlsafe(32) if ahead is None else ahead.key,
+        key=secrets.token_urlsafe(32),
     )
     # In a thread: an engine that was updated meanwhile is asked for its options first.
     launch = await asyncio.to_thread(spec.adaptor.launch, context)
@@ -53,4 +47,4 @@ async def spawn(spec: ReplicaSpec, paths: RackPaths, journal: Journal) -> Spawne
             up_mark=launch.up_mark,
         )
     )
-    return Spawned(child=child, endpoint=launch.endpoint, argv=launch.argv)
+    return Spawned(child=child, endpoint=launch.endpoint)

@@ -3,7 +3,7 @@
 A command that starts a rack imports, reads files and plans for a good part of a second before it can start anything.
 Meanwhile its first engine worker and its first gateway worker come up on another core and wait to be told. Each is used
 once, by the child with its control socket if that asks for just this program and environment; else it is ended, as it
-is when its parent ends. An engine worker may even load ahead: see `ahead`.
+is when its parent ends.
 
 Imported before everything else of a command: it needs the standard library, functions import the rest.
 """
@@ -18,13 +18,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from llamarack.environment import ENGINE_KEY, KEEPER_MARK, LOG_FORMAT, engine_environment, gateway_environment
-
-if TYPE_CHECKING:
-    from llamarack.hardware.loadlock import LoadLock
-    from llamarack.supervise.ahead import Ahead
 
 WORKER = Path(__file__).parents[1] / "engine" / "llamacpp_worker.py"
 KEEPER = Path(__file__).with_name("keeper.py")
@@ -72,31 +68,19 @@ class KeeperProcess:
 
 
 class Standby:
-    """`ahead`: what it loads already."""
-
-    def __init__(
-        self, keeper: KeeperProcess, argv: Sequence[str], env: Mapping[str, str], ahead: Ahead | None = None
-    ) -> None:
+    def __init__(self, keeper: KeeperProcess, argv: Sequence[str], env: Mapping[str, str]) -> None:
         self.argv = list(argv)
         self.env = dict(env)
-        self.ahead = ahead
-        self.lock = None if ahead is None else ahead.lock  # until the replica has taken it over
         self.keeper = keeper
-        order = None if ahead is None else {"argv": ahead.argv, "env": env, "options": ahead.options}
-        self.keeper.say({"standby": {"argv": [*argv, "--standby"], "env": self.env, "order": order}})
+        self.keeper.say({"standby": {"argv": [*argv, "--standby"], "env": self.env}})
 
     def suits(self, argv: Sequence[str], env: Mapping[str, str]) -> bool:
-        if self.keeper.process.poll() is not None:
-            return False
         late = {name for name in {*env, *self.env} if self.env.get(name) != env.get(name)}
-        if self.ahead is not None:
-            return not late and self.ahead.is_asked_for(argv)
-        return list(argv[: len(self.argv)]) == self.argv and late <= _LATE
+        is_alive = self.keeper.process.poll() is None
+        return is_alive and list(argv[: len(self.argv)]) == self.argv and late <= _LATE
 
     def end(self) -> None:
         self.keeper.end()
-        if self.lock is not None:
-            self.lock.release()
 
 
 _waiting: dict[str, Standby] = {}  # of this process, by control socket
@@ -128,45 +112,13 @@ def begin(arguments: Sequence[str]) -> None:
     if for_engine is None or words.model is None:
         return
 
-    from llamarack.supervise.ahead import take_ahead
-
-    replica = f"{slug(words.model)}-0"
     worker = [sys.executable, "-P", str(WORKER)]
-    ahead, key = take_ahead(paths, replica, worker), {}
-    if ahead is not None:
-        key = {ENGINE_KEY: ahead.key}
-    environment = engine_environment(os.environ, [], key)
-    _begin(for_engine, paths.keeper_socket(replica), worker, environment, ahead)
+    socket_of_engine = paths.keeper_socket(f"{slug(words.model)}-0")
+    _begin(for_engine, socket_of_engine, worker, engine_environment(os.environ, [], {}))
 
 
-def _begin(
-    keeper: KeeperProcess,
-    control_socket: Path,
-    argv: Sequence[str],
-    env: Mapping[str, str],
-    ahead: Ahead | None = None,
-) -> None:
-    _waiting[str(control_socket)] = Standby(keeper, argv, {**env, KEEPER_MARK: str(control_socket)}, ahead)
-
-
-def ahead_of(control_socket: Path) -> Ahead | None:
-    """What the one for this child loads already."""
-    found = _waiting.get(str(control_socket))
-    return None if found is None else found.ahead
-
-
-def take_lock(control_socket: Path) -> LoadLock | None:
-    """The load lock that the one for this child holds; the caller's from now on, whatever becomes of that one."""
-    found = _waiting.get(str(control_socket))
-    if found is None:
-        return None
-    lock, found.lock = found.lock, None
-    return lock
-
-
-def loading() -> list[Path]:
-    """Control sockets of those that load ahead: their memory is taken for what is about to be planned."""
-    return [Path(name) for name, each in _waiting.items() if each.ahead is not None]
+def _begin(keeper: KeeperProcess, control_socket: Path, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    _waiting[str(control_socket)] = Standby(keeper, argv, {**env, KEEPER_MARK: str(control_socket)})
 
 
 def take(argv: Sequence[str], env: Mapping[str, str]) -> KeeperProcess | None:

@@ -40,9 +40,9 @@ async def until_room(
 
 
 async def take_load_lock(lock: LoadLock, replica: str, journal: Journal, pause: Pause) -> None:
-    """One load at a time on this machine, whoever starts it. One that loads ahead holds it already."""
+    """One load at a time on this machine, whoever starts it."""
     told = False
-    while not lock.is_held and not lock.try_acquire():
+    while not lock.try_acquire():
         if not told:
             holder = lock.holder_pid()
             by = f" (process {holder})" if holder and holder != os.getpid() else ""

@@ -1,4 +1,4 @@
-"""Before traffic: a few tokens, then one answer that is judged, then one long prompt (docs/decisions/008).
+"""Before traffic: a few tokens, then one answer that is judged, then one long prompt (docs/decisions/009).
 
 The first request of an engine pays for lazily made buffers and compiled kernels (40 s against 1 s has been seen);
 here nobody waits for it. An answer that is garbage means a broken split, tokenizer or template, and is refused.
