@@ -4,7 +4,7 @@ python -m benchmarks.demo_once [--repeats 7] [--realtime]
 
 Directly: one Python program that loads the model with the same engine and the same settings, asks the same greedy
 question and ends. Beside it the whole of `demo --once`, in a state folder of its own (a first start) and in the one of
-the repeat before (a rack that starts again loads while it plans). All alternate within one run; wall time of the whole
+the repeat before (a rack that starts again). All alternate within one run; wall time of the whole
 process, and processor time with all its children. Needs the demo model in the cache.
 
 `--realtime`: all with real-time priority (SCHED_RR), for a machine that others use as well: two threads that wait for

@@ -2,12 +2,12 @@
 
 python -m benchmarks.on_cards RUNS.yaml -o results.jsonl [--seconds 500]
 
-RUNS.yaml is a list of `{name, deployment, bench, beside_engine, killed_rank}`: a deployment file's content, and options of
-`llamarack bench` by name (left out: only memory is read). `beside_engine: N` runs the same load N times through the
-gateway and N times on the only engine's own socket, in turn. `killed_rank` holds the options of `killed_rank.kill`. Every run is started by `llamarack serve`, read when all
-its replicas are ready and again after the load, and stopped; the cards' memory is what `nvidia-smi` shows, not what the
-engine says. One JSON line a run, written as it ends, so that a run cut short keeps what it has. Runs that would begin
-after `--seconds` are named as not run.
+RUNS.yaml is a list of `{name, deployment, bench, beside_engine, killed_rank}`: a deployment file's content, and options
+of `llamarack bench` by name (left out: only memory is read). `beside_engine: N` runs the same load N times through the
+gateway and N times on the only engine's own socket, in turn. `killed_rank` holds the options of `killed_rank.kill`.
+Every run is started by `llamarack serve`, read when all its replicas are ready and again after the load, and stopped;
+the cards' memory is what `nvidia-smi` shows, not what the engine says. One JSON line a run, written as it ends, so that
+a run cut short keeps what it has. Runs that would begin after `--seconds` are named as not run.
 """
 
 from __future__ import annotations
