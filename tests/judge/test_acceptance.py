@@ -223,5 +223,6 @@ def test_comparison_with_the_base_decides_its_step(tmp_path: Path, factor: float
     result = compare(base, read_bench_run(str(slower)), gates, gates_name="mine", finished_unix_s=0.0)
     step = compare_step(result, "accepted")
     assert step.outcome is outcome
-    assert "against accepted by the gates `mine`" in step.summary
+    said = {"PASSED": "GO", "FAILED": "0 of 1 gates GO, 1 NO-GO", "INCONCLUSIVE": "0 of 1 gates GO, 1 INCONCLUSIVE"}
+    assert step.summary == f"{said[outcome]} against accepted by the gates `mine`"
     assert (step.report or "").startswith("compare/")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from llamarack.judge.acceptance import (
     compare_outcome,
     verify_outcome,
 )
-from llamarack.judge.compare import CompareResult
+from llamarack.judge.compare import CompareResult, Decision
 from llamarack.judge.verify_result import VerifyResult
 from llamarack.measure.result import BenchResult
 from llamarack.report.bench_rows import UNKNOWN, overview
@@ -101,10 +102,19 @@ def compare_step(result: CompareResult, base: str) -> Step:
     return Step(
         name="compare",
         outcome=compare_outcome(result.verdict),
-        summary=f"{result.verdict} against {base} by the gates `{result.gates_name}`",
+        summary=f"{_gates_text(result)} against {base} by the gates `{result.gates_name}`",
         details=tuple(reasons(result)),
         report=f"{COMPARE_FOLDER}/{_PAGE}",
     )
+
+
+def _gates_text(result: CompareResult) -> str:
+    """`GO`, or how many gates are not."""
+    if result.verdict is Decision.GO:
+        return str(Decision.GO)
+    counts = Counter(gate.decision for gate in result.gates)
+    others = [f"{counts[one]} {one}" for one in (Decision.NO_GO, Decision.INCONCLUSIVE) if counts[one]]
+    return f"{counts[Decision.GO]} of {len(result.gates)} gates GO, {', '.join(others)}"
 
 
 def _speed(result: BenchResult) -> str:
