@@ -1,12 +1,14 @@
 """The whole chain with the real library and the demo model: commands, the official client, cancel, nothing left."""
 
 import asyncio
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,14 +102,18 @@ def test_prompt_over_the_context_is_a_400_that_clients_know(rack: str) -> None:
 async def test_client_that_leaves_frees_the_engines_slot(rack: str, stream: bool) -> None:
     body = {"model": "smollm2-135m", "prompt": "Once", "max_tokens": 900, "ignore_eos": True, "stream": stream}
 
-    async def running(session: aiohttp.ClientSession) -> float:
+    async def told(session: aiohttp.ClientSession, name: str) -> float:
         async with session.get(f"{rack}/metrics") as response:
             text = await response.text()
-        match = re.search(r"^llamacpp:requests_processing\{.*\} (\S+)$", text, re.MULTILINE)
+        match = re.search(rf"^llamacpp:{name}\{{.*\}} (\S+)$", text, re.MULTILINE)
         assert match is not None
         return float(match[1])
 
+    async def running(session: aiohttp.ClientSession) -> float:
+        return await told(session, "requests_processing")
+
     async with aiohttp.ClientSession() as session:
+        before = await told(session, "tokens_predicted_total")
         leaving = aiohttp.ClientSession()
         asked = asyncio.ensure_future(leaving.post(f"{rack}/v1/completions", json=body).__aenter__())
         async with asyncio.timeout(DEADLINE_S):
@@ -119,6 +125,26 @@ async def test_client_that_leaves_frees_the_engines_slot(rack: str, stream: bool
             await leaving.close()
             while await running(session) > 0:
                 await asyncio.sleep(0.05)
+        assert await told(session, "tokens_predicted_total") - before < 900  # it did not go on to its end
+
+
+def test_a_gathered_answer_is_the_engines_own(rack: str) -> None:
+    """The same request as it came, since it has a field of the engine's own, and asked as a stream."""
+    messages = [{"role": "user", "content": "Name three colours."}]
+    for path, asked in (("chat/completions", {"messages": messages}), ("completions", {"prompt": "The sky is"})):
+        body = {"model": "smollm2-135m", "max_tokens": 24, "temperature": 0, **asked}
+        own, gathered = (_posted(f"{rack}/v1/{path}", body | extra) for extra in ({"timings_per_token": True}, {}))
+        assert own["choices"] == gathered["choices"]
+        assert own["usage"]["completion_tokens"] == gathered["usage"]["completion_tokens"] > 0
+        assert own.keys() == gathered.keys()
+        assert own["object"] == gathered["object"]
+
+
+def _posted(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        value: dict[str, Any] = json.load(response)
+    return value
 
 
 def test_tokenize_and_back(rack: str) -> None:

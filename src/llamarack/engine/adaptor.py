@@ -96,7 +96,8 @@ class Deviations:
     `prompt` or `messages` and /detokenize answers `prompt`; otherwise llama.cpp's `content`. `ignored_fields`: by path,
     what the engine drops without a word although it changes the answer, with the values that mean the same as leaving
     it out. `keeps_connections`: idle connections cost it no thread. `death_words`: in an error, they say
-    that the engine behind the HTTP server is dead: the fault of no request.
+    that the engine behind the HTTP server is dead: the fault of no request. `ends_whole_answers`: one that is no stream
+    is ended when its connection is closed, too.
     """
 
     error_prefixes: tuple[bytes, ...] = (b'data: {"error"', b"error: ")
@@ -104,6 +105,7 @@ class Deviations:
     ignored_fields: Mapping[str, Mapping[str, tuple[object, ...]]] = field(default_factory=dict)
     keeps_connections: bool = False
     death_words: str | None = None
+    ends_whole_answers: bool = True
 
 
 class Adaptor(Protocol):

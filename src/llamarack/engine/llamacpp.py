@@ -112,7 +112,7 @@ _FATAL = (
 class LlamaCpp:
     name = "llamacpp"
     # The worker's own keep-alives are off; an error inside a stream comes as `error: {...}` or as a data event.
-    deviations = Deviations(ignored_fields=_IGNORED)
+    deviations = Deviations(ignored_fields=_IGNORED, ends_whole_answers=False)
 
     def prepare(self, group: Group, *, on_cards: bool) -> None:
         binary = binary_of(group, on_cards=on_cards)

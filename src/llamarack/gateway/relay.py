@@ -22,6 +22,7 @@ from llamarack.gateway.deadlines import Deadlines
 from llamarack.gateway.demand import Demand
 from llamarack.gateway.engine_watch import EngineWatch
 from llamarack.gateway.exchange import Exchange
+from llamarack.gateway.gathered import Gathered
 from llamarack.gateway.metrics import Metrics
 from llamarack.gateway.outcomes import Outcomes
 from llamarack.gateway.stream import EventTooLong, ResponsesFilter, StreamFilter, responses_usage
@@ -63,6 +64,7 @@ class Call:
     demand: Demand
     deadlines: Deadlines
     arrived_monotonic_s: float
+    stream_body: bytes | None = None  # for an engine that is better asked for a stream, whose events are gathered
     replica: str | None = None
     queue_s: float | None = None
     sent_monotonic_s: float | None = None
@@ -224,9 +226,19 @@ class Relay:
             return await admission.take(call.model, call.demand, again=True)
 
     async def _whole_attempt(self, call: Call, running: _Running, _: ClientStream | None) -> None:
-        reply = await self._send(call, running)
+        deviations = ADAPTORS[running.reservation.row.engine].deviations
+        asked = call.body if call.stream_body is None or deviations.ends_whole_answers else call.stream_body
+        reply = await self._send(call, running, asked)
         try:
-            body = await reply.read()
+            if asked is call.body or reply.status != 200:
+                body = await reply.read()
+            else:
+                body = await _gathered(reply, running, Gathered(deviations, call.shape))
+        except EngineFault as fault:
+            _see_death(running, fault.envelope)
+            call.has_failed = True
+            call.exchange.answer(500, _json_headers(call), orjson.dumps(fault.envelope))
+            return
         finally:
             reply.close()
         if reply.status != 200:
@@ -239,7 +251,7 @@ class Relay:
 
     async def _stream_attempt(self, call: Call, running: _Running, client: ClientStream | None) -> None:
         assert client is not None
-        reply = await self._send(call, running)
+        reply = await self._send(call, running, call.body)
         exchange = call.exchange
         try:
             if reply.status != 200:
@@ -295,7 +307,7 @@ class Relay:
             exchange.on_flow = None
             reply.close()  # an engine notices the closed connection and frees the slot
 
-    async def _send(self, call: Call, running: _Running) -> EngineReply:
+    async def _send(self, call: Call, running: _Running, body: bytes) -> EngineReply:
         row = running.reservation.row
         assert row.endpoint is not None
         headers = {"X-Request-Id": call.request_id}
@@ -303,7 +315,7 @@ class Relay:
             if name in call.exchange.headers:
                 headers[name] = call.exchange.headers[name]
         keeps = ADAPTORS[row.engine].deviations.keeps_connections
-        posting = self._engines.post(row.endpoint, call.engine_path, call.body, headers, keeps=keeps, note=running.note)
+        posting = self._engines.post(row.endpoint, call.engine_path, body, headers, keeps=keeps, note=running.note)
         reply = await posting
         if reply.status in _NOT_THIS_ENGINE:
             reply.close()
@@ -421,6 +433,32 @@ class ClientStream:
             return wire.COMMENT_HEARTBEAT
         chat = call.shape == "chat"
         return wire.empty_delta(f"chatcmpl-{call.request_id}", int(time.time()), call.model, chat=chat)
+
+
+class EngineFault(Exception):
+    """An error inside a stream that is gathered. `envelope`: as the client gets it."""
+
+    def __init__(self, envelope: dict[str, Any]) -> None:
+        super().__init__(envelope["error"]["message"])
+        self.envelope = envelope
+
+
+async def _gathered(reply: EngineReply, running: _Running, gathered: Gathered) -> bytes:
+    """The body that the engine would have sent for a whole answer. Raises EngineBroke, EngineFault."""
+
+    def take(chunk: bytes) -> bool:
+        running.progress_monotonic_s = time.monotonic()
+        return gathered.feed(chunk)
+
+    try:
+        await reply.pump(take)
+    except (EventTooLong, orjson.JSONDecodeError) as error:
+        raise EngineBroke("it sends no events") from error
+    if gathered.error is not None:
+        raise EngineFault(gathered.error)
+    if not gathered.done:
+        raise EngineBroke("its stream ended without its last event")
+    return gathered.answer()
 
 
 def _see_death(running: _Running, envelope: dict[str, Any]) -> None:

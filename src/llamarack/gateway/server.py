@@ -7,13 +7,14 @@ import logging
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from llamarack.config import Gateway
+from llamarack.engine import ADAPTORS
 from llamarack.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -35,6 +36,7 @@ from llamarack.gateway.demand import Demand, Learned
 from llamarack.gateway.embeddings import checked_embeddings, embeddings_answer
 from llamarack.gateway.engine_watch import EngineWatch
 from llamarack.gateway.exchange import Exchange, HttpServer, offers_websocket, waits_to_continue
+from llamarack.gateway.gathered import as_stream
 from llamarack.gateway.ids import request_id as id_of
 from llamarack.gateway.keys import Key, Keys
 from llamarack.gateway.metrics import Metrics, merged, summed, with_labels
@@ -223,13 +225,15 @@ class GatewayServer:
         bodies.require_supported(parsed.value, asked.path, rows)
         learned = self._learned_of(parsed.model)
         size = await sized(raw, parsed, model, rows, learned, self._admission.pools)
+        body = bodies.for_engine(raw, parsed, model, room_tokens=size.room_tokens)
         await self._relayed(
             Call(
                 exchange=asked.exchange,
                 request_id=asked.request_id,
                 model=parsed.model,
                 engine_path="/v1" + asked.path,
-                body=bodies.for_engine(raw, parsed, model, room_tokens=size.room_tokens),
+                body=body,
+                stream_body=None if _all_end_whole_answers(rows) else as_stream(body, parsed),
                 shape=parsed.shape,
                 stream=parsed.stream,
                 hide_usage=parsed.stream and not parsed.wants_usage,
@@ -492,6 +496,10 @@ def _route(path: str) -> tuple[str, str | None]:
 
 async def _nobody() -> list[str]:
     return []
+
+
+def _all_end_whole_answers(rows: Sequence[ReplicaRow]) -> bool:
+    return bool(rows) and all(ADAPTORS[row.engine].deviations.ends_whole_answers for row in rows)
 
 
 def _count(usage: dict[str, Any], name: str) -> int | None:

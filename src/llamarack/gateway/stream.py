@@ -10,7 +10,7 @@ import orjson
 from llamarack.engine.adaptor import Deviations
 from llamarack.gateway import wire
 
-_MAX_EVENT_BYTES = 16 * 1024**2
+MAX_EVENT_BYTES = 16 * 1024**2
 _USAGE_KEY = b'"usage"'
 _NO_USAGE = b'"usage":null'
 _SOME_REASON = b'"finish_reason":"'
@@ -50,7 +50,7 @@ class StreamFilter:
         if self.over():
             return b""  # OpenAI clients break on anything after [DONE]
         *events, self._rest = (self._rest + chunk).split(wire.EVENT_END)
-        if len(self._rest) > _MAX_EVENT_BYTES:
+        if len(self._rest) > MAX_EVENT_BYTES:
             raise EventTooLong
         out: list[bytes] = []
         for event in events:
@@ -116,7 +116,7 @@ class ResponsesFilter:
         if self.state.done:
             return b""
         *events, self._rest = (self._rest + chunk).split(wire.EVENT_END)
-        if len(self._rest) > _MAX_EVENT_BYTES:
+        if len(self._rest) > MAX_EVENT_BYTES:
             raise EventTooLong
         out: list[bytes] = []
         for event in events:
