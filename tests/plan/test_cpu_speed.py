@@ -32,6 +32,11 @@ def test_smollm2_on_two_cores_is_as_fast_as_it_was_measured() -> None:
     assert found.first_token_s == pytest.approx(0.555, rel=0.1)
 
 
+def test_two_threads_are_less_than_twice_as_fast_as_one_that_waits_for_none() -> None:
+    one, two = _speed(threads=1, bandwidth=1e12), _speed(threads=2, bandwidth=1e12)
+    assert two.per_token_s < one.per_token_s < 1.95 * two.per_token_s
+
+
 def test_memory_is_the_limit_where_it_is_slow() -> None:
     shape = shape_of(gguf_spec(LLAMA2_7B, "Q8_0"))
     slow = _speed(LLAMA2_7B, "Q8_0", threads=64, bandwidth=10e9)

@@ -42,7 +42,8 @@ def predict_cpu(
         return _UNKNOWN
     prompt, output = lengths(load)
     constants = data_file("speed.yaml")["cpu"]
-    layer_s, step_fixed_s = constants["layer_us"] * 1e-6, constants["step_us"] * 1e-6
+    layer_s = constants["layer_us"] * 1e-6 if threads > 1 else 0.0  # threads wait for each other at every layer
+    step_fixed_s = constants["step_us"] * 1e-6
     attention_flop_per_s: float = constants["attention_flop_per_s"]
     weight = _weight(constants["weight_ps"], shape)
 
