@@ -60,7 +60,8 @@ def predict_cpu(
         return float(max(arithmetic_s, memory_s) + shape.spec.layers * layer_s)
 
     prefill_s = step_s(prompt, 1, prompt / 2, 1)
-    decode_s = step_s(streams, streams, prompt + output / 2, streams) + step_fixed_s
+    sampling_s = streams * constants["row_us"] * 1e-6  # by one thread of the replica
+    decode_s = step_s(streams, streams, prompt + output / 2, streams) + step_fixed_s + sampling_s
     between_s = (streams - 1) * prefill_s / output
     per_token_s = decode_s + between_s
     # A prompt comes while another one is being read in as many cases as reading takes of all time.
