@@ -1,6 +1,7 @@
 """What `status` and `status --watch` say, at the widths people have."""
 
 import asyncio
+import contextlib
 import io
 import os
 import pty
@@ -138,10 +139,19 @@ async def test_watch_draws_on_a_terminal_until_ctrl_c(tmp_path: Path) -> None:
 
         seen = await asyncio.to_thread(_read_until, leader, b"fake-0", 2)
         watching.send_signal(signal.SIGINT)
+        await asyncio.to_thread(_read_to_end, leader)  # a screen that nobody reads would hold it
         assert await asyncio.to_thread(watching.wait, 30) == 0
         os.close(leader)
     assert b"\x1b[?1049h" in seen  # the screen is given back as it was
     assert b"Traceback" not in seen
+
+
+def _read_to_end(fd: int) -> None:
+    deadline = time.monotonic() + 60
+    with contextlib.suppress(OSError):  # Linux's end of a terminal that nobody holds any more
+        while time.monotonic() < deadline:
+            if select.select([fd], [], [], 1.0)[0] and not os.read(fd, 65536):
+                return
 
 
 def _read_until(fd: int, wanted: bytes, times: int) -> bytes:
