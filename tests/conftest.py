@@ -1,6 +1,7 @@
 """For all tests: tiers that CI installs must run there, not be skipped in silence; runs of tests share no state."""
 
 import os
+import signal
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,14 @@ def own_machine_state(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["LLAMARACK_LOAD_LOCK"] = str(folder / "load.lock")
     os.environ["LLAMARACK_STATE_DIR"] = str(folder / "state")
     os.environ["OMP_WAIT_POLICY"] = "passive"  # threads of real engines sleep where they wait, instead of spinning
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts_arrive() -> None:
+    """A shell starts what runs in its background with SIGINT ignored, and every child inherits that: a Ctrl-C that tests
+    send to commands, would mean nothing."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
