@@ -29,8 +29,8 @@ def own_machine_state(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def interrupts_arrive() -> None:
-    """A shell starts what runs in its background with SIGINT ignored, and every child inherits that: a Ctrl-C that tests
-    send to commands, would mean nothing."""
+    """A shell starts what runs in its background with SIGINT ignored, and every child inherits that: the Ctrl-C that
+    tests send to commands would mean nothing."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
