@@ -101,3 +101,12 @@ async def test_the_engine_is_asked_for_a_stream_and_the_client_gets_a_whole_answ
         await until(lambda: engine.requests(), "it is there")
         client.leave()
         await until(engine.is_idle, "the engine is told")
+
+
+@pytest.mark.process
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_error_among_gathered_events_is_told_as_one_of_a_whole_answer(gateway: GatewayRig) -> None:
+    answer = await ask(gateway, "/v1/chat/completions", chat("[[fault error_after=2]]", stream=False))
+    assert answer.status == 500
+    assert answer.headers["x-should-retry"] == "false"  # the same prompt meets the same fault
+    assert answer.json["error"]["message"] == "told to fail"

@@ -14,22 +14,13 @@ import orjson
 from llamarack.engine.adaptor import Deviations
 from llamarack.gateway import wire
 from llamarack.gateway.body import Parsed
-from llamarack.gateway.stream import MAX_EVENT_BYTES, EventTooLong
+from llamarack.gateway.stream import MAX_EVENT_BYTES, EventTooLong, error_in, uncommented
 
 _FEW_TOKENS = 16  # such an answer is over before it matters that its client left
 _PLAIN = frozenset(
     {
-        *(
-            "model",
-            "messages",
-            "prompt",
-            "stream",
-            "stream_options",
-            "max_tokens",
-            "max_completion_tokens",
-            "n_predict",
-        ),
-        *("temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "stop", "presence_penalty"),
+        *("model", "messages", "prompt", "stream", "stream_options", "max_tokens", "max_completion_tokens"),
+        *("n_predict", "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "stop", "presence_penalty"),
         *("frequency_penalty", "repeat_penalty", "repeat_last_n", "logit_bias", "ignore_eos", "n", "user"),
         *("response_format", "json_schema", "grammar", "cache_prompt", "prompt_cache_key", "metadata", "store"),
         "chat_template_kwargs",
@@ -88,13 +79,10 @@ class Gathered:
         return orjson.dumps({"choices": [choice], **self._about, "object": self._object})
 
     def _take(self, event: bytes) -> None:
-        while event.startswith(b":"):
-            event = event.partition(b"\n")[2]
-        if event.startswith(wire.DONE):
-            self.done = True
-        elif event.startswith(self._error_prefixes):
-            self.error = wire.engine_error_envelope(500, event[event.index(b"{") :] if b"{" in event else b"")
-        elif event:
+        event = uncommented(event)
+        self.error = error_in(event, self._error_prefixes)
+        self.done = event.startswith(wire.DONE)
+        if event and not self.done and self.error is None:
             chunk: dict[str, Any] = orjson.loads(event.removeprefix(b"data:"))
             for choice in chunk.pop("choices", ()):
                 self._take_choice(choice)

@@ -231,18 +231,13 @@ class Relay:
         reply = await self._send(call, running, asked)
         try:
             if asked is call.body or reply.status != 200:
-                body = await reply.read()
+                status, body = reply.status, await reply.read()
             else:
-                body = await _gathered(reply, running, Gathered(deviations, call.shape))
-        except EngineFault as fault:
-            _see_death(running, fault.envelope)
-            call.has_failed = True
-            call.exchange.answer(500, _json_headers(call), orjson.dumps(fault.envelope))
-            return
+                status, body = await _gathered(reply, running, Gathered(deviations, call.shape))
         finally:
             reply.close()
-        if reply.status != 200:
-            self._refuse(call, running, reply.status, body)
+        if status != 200:
+            self._refuse(call, running, status, body)
             return
         with contextlib.suppress(orjson.JSONDecodeError, AttributeError):
             usage = orjson.loads(body).get("usage") or {}
@@ -435,16 +430,8 @@ class ClientStream:
         return wire.empty_delta(f"chatcmpl-{call.request_id}", int(time.time()), call.model, chat=chat)
 
 
-class EngineFault(Exception):
-    """An error inside a stream that is gathered. `envelope`: as the client gets it."""
-
-    def __init__(self, envelope: dict[str, Any]) -> None:
-        super().__init__(envelope["error"]["message"])
-        self.envelope = envelope
-
-
-async def _gathered(reply: EngineReply, running: _Running, gathered: Gathered) -> bytes:
-    """The body that the engine would have sent for a whole answer. Raises EngineBroke, EngineFault."""
+async def _gathered(reply: EngineReply, running: _Running, gathered: Gathered) -> tuple[int, bytes]:
+    """Status and body, as the engine would have sent them for a whole answer. Raises EngineBroke."""
 
     def take(chunk: bytes) -> bool:
         running.progress_monotonic_s = time.monotonic()
@@ -455,10 +442,10 @@ async def _gathered(reply: EngineReply, running: _Running, gathered: Gathered) -
     except (EventTooLong, orjson.JSONDecodeError) as error:
         raise EngineBroke("it sends no events") from error
     if gathered.error is not None:
-        raise EngineFault(gathered.error)
+        return 500, orjson.dumps(gathered.error)
     if not gathered.done:
         raise EngineBroke("its stream ended without its last event")
-    return gathered.answer()
+    return 200, gathered.answer()
 
 
 def _see_death(running: _Running, envelope: dict[str, Any]) -> None:

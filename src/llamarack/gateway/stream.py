@@ -30,6 +30,20 @@ class StreamState:
     usage: dict[str, Any] | None = None
 
 
+def uncommented(event: bytes) -> bytes:
+    """Without the engine's keep-alives; the gateway sends its own."""
+    while event.startswith(b":"):
+        event = event.partition(b"\n")[2]
+    return event
+
+
+def error_in(event: bytes, prefixes: tuple[bytes, ...]) -> dict[str, Any] | None:
+    """The envelope of an event that carries an error inside a 200."""
+    if not event.startswith(prefixes):
+        return None
+    return wire.engine_error_envelope(500, event[event.index(b"{") :] if b"{" in event else b"")
+
+
 class StreamFilter:
     """Feeds on chunks as they come; whole events come out, joined into one write."""
 
@@ -61,15 +75,14 @@ class StreamFilter:
 
     def _take(self, event: bytes) -> list[bytes]:
         """Notes what the event means; what goes on in its place."""
-        while event.startswith(b":"):  # the engine's keep-alives; the gateway sends its own
-            event = event.partition(b"\n")[2]
+        event = uncommented(event)
         if not event:
             return []
         if event.startswith(wire.DONE):
             self.state.done = True
             return [event] if self._usage_event is None or self._hide_usage else [self._usage_event, event]
-        if event.startswith(self._error_prefixes):
-            self.state.error = wire.engine_error_envelope(500, event[event.index(b"{") :] if b"{" in event else b"")
+        self.state.error = error_in(event, self._error_prefixes)
+        if self.state.error is not None:
             return []
         if _SOME_REASON in event:
             event = wire.with_closed_reasons(event)

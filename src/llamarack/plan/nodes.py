@@ -21,10 +21,15 @@ class Node:
     world: int
 
 
+def engine_flags(group: Group) -> dict[str, str | int | float | bool | None]:
+    """`engine_args` by the long option's name, without its dashes."""
+    return {name.lstrip("-").replace("_", "-"): value for name, value in group.engine_args.items()}
+
+
 def node_of(group: Group) -> Node:
     """Read from `engine_args`. Raises ConfigError for numbers that do not make a set of nodes."""
     world = group.tensor_parallel * group.pipeline_parallel
-    given = {name.lstrip("-").replace("_", "-"): value for name, value in group.engine_args.items()}
+    given = engine_flags(group)
     if group.engine != "vllm" or "nnodes" not in given:
         return Node(count=1, ranks=range(world), world=world)
     count = _whole(given, "nnodes", least=1, most=world)

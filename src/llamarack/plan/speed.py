@@ -177,7 +177,7 @@ def _stage_s(
         for card, share in zip(cards, shares, strict=True)
     )
     message = 2 * tokens * spec.hidden_size
-    eager = placed.engine == "llamacpp" or tokens > _GRAPH_TOKENS
+    eager = placed.engine == "llamacpp" or placed.is_eager or tokens > _GRAPH_TOKENS
     seconds = layers * (slowest + 2 * all_reduce_s(cards, message, eager=eager))
     if stage == len(placed.stages) - 1:
         seconds += max(_head_s(shape, times, card, share, streams) for card, share in zip(cards, shares, strict=True))

@@ -10,7 +10,7 @@ from llamarack.hardware.machine import Card, Host, Machine
 from llamarack.plan import vllm
 from llamarack.plan.devices import device_plan, free_bytes, shortage
 from llamarack.plan.engine_data import Band, context_band
-from llamarack.plan.nodes import Node, node_of
+from llamarack.plan.nodes import Node, engine_flags, node_of
 from llamarack.plan.record import CardPlan, Terms
 from llamarack.plan.replica import ReplicaPlan
 from llamarack.plan.shape import ModelShape
@@ -84,8 +84,7 @@ def settings_of(group: Group, cards: Sequence[Card]) -> Settings:
 
 def is_eager(group: Group) -> bool:
     """Whether vLLM launches every kernel from the host, without CUDA graphs."""
-    given = {name.lstrip("-").replace("_", "-"): value for name, value in group.engine_args.items()}
-    return group.engine == "vllm" and given.get("enforce-eager", False) not in (False, None, "false")
+    return group.engine == "vllm" and engine_flags(group).get("enforce-eager", False) not in (False, None, "false")
 
 
 def _batch_tokens(group: Group, cards: Sequence[Card]) -> int:
