@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -57,7 +58,7 @@ def acceptance(
     asked = Asked(
         file=file,
         whole=deployment,
-        deployment=deployment.model_copy(update={"models": [served]}),
+        deployment=replace(deployment, models=[served]),
         model=served,
         base=base,
         reference=reference or _named(saved_reference(base)),

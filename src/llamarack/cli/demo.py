@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,10 +64,10 @@ def _deployment(path: Path, replicas: int, port: int, name: str | None) -> Deplo
     deployment = deployment_of_model(path, replicas=replicas, name=name)
     (served,) = deployment.models
     (group,) = served.groups
-    limits = group.limits.model_copy(update={"sequences": _SEQUENCES, "context_tokens": 2048})
-    served = served.model_copy(update={"groups": [group.model_copy(update={"limits": limits})]})
-    gateway = deployment.gateway.model_copy(update={"port": port})
-    return deployment.model_copy(update={"models": [served], "gateway": gateway})
+    limits = replace(group.limits, sequences=_SEQUENCES, context_tokens=2048)
+    served = replace(served, groups=[replace(group, limits=limits)])
+    gateway = replace(deployment.gateway, port=port)
+    return replace(deployment, models=[served], gateway=gateway)
 
 
 def _print_answer(prompt: str, answer: FirstAnswer) -> None:

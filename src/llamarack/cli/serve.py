@@ -77,7 +77,7 @@ def load_target(target: Path, *, host: str | None, port: int | None) -> Deployme
     if not changes:
         return deployment
     # Validated anew: a host that is not loopback needs keys, wherever it was written.
-    value = deployment.model_dump(mode="json")
+    value = config.plain(deployment)
     value["gateway"].update(changes)
     return config.from_value(value)
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import uvloop
 
-from llamarack.config import Gateway
+from llamarack.config import Gateway, gateway_from_plain
 from llamarack.errors import ConfigError
 from llamarack.gateway.admission import Admission
 from llamarack.gateway.dashboard import Dashboard
@@ -120,7 +120,7 @@ class Worker:
         if self._admission is None or self._gateway is None:
             await self._open(message)
             return
-        settings = Gateway.model_validate(message["settings"])
+        settings = gateway_from_plain(message["settings"])
         try:
             keys = Keys(settings.api_keys_file) if settings.api_keys_file else None
         except ConfigError as error:  # never open a door because its keys were moved away
@@ -131,7 +131,7 @@ class Worker:
 
     async def _open(self, message: dict[str, Any]) -> None:
         """Begins to accept; once in a worker's life."""
-        settings = Gateway.model_validate(message["settings"])
+        settings = gateway_from_plain(message["settings"])
         folder = Path(message["folder"]) if message.get("folder") else None
         loop = asyncio.get_running_loop()
         sockets = Path(self._admin_socket).parent

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
-from llamarack.config import Deployment
+from llamarack.config import Deployment, plain
 from llamarack.errors import HardwareError
 from llamarack.supervise.canary import Trial
 from llamarack.supervise.change_failure import Failure, asked_back
@@ -317,7 +317,7 @@ class Change:
             return None
         return SavedChange(
             generation=self.generation,
-            deployment=self.deployment.model_dump(mode="json"),
+            deployment=plain(self.deployment),
             old=[spec_to_json(spec) for spec in self.old.values()],
             trial=self.trial,
             going_back=self.failure.message if self.failure else None,
