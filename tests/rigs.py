@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 
 from llamarack.config import Defaults, Gateway, plain, validated
-from llamarack.engine.adaptor import Endpoint
+from llamarack.engine.dialect import Endpoint
 from llamarack.gateway.admission import Admission
 from llamarack.gateway.metrics import Metrics
 from llamarack.gateway.server import GatewayServer

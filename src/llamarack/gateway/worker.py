@@ -18,7 +18,7 @@ import ssl
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -26,7 +26,6 @@ from llamarack.config import Gateway, gateway_from_plain
 from llamarack.errors import ConfigError
 from llamarack.gateway.admission import Admission
 from llamarack.gateway.dashboard import Dashboard
-from llamarack.gateway.keys import Keys
 from llamarack.gateway.ledger import Ledger
 from llamarack.gateway.metrics import Metrics
 from llamarack.gateway.peers import PeerSocket
@@ -34,6 +33,9 @@ from llamarack.gateway.quota import Quotas
 from llamarack.gateway.server import GatewayServer
 from llamarack.logs import set_up_logging
 from llamarack.supervise.table import from_json
+
+if TYPE_CHECKING:
+    from llamarack.gateway.keys import Keys
 
 _RECONNECT_S = 0.2
 _REPORT_S = 0.25
@@ -122,7 +124,7 @@ class Worker:
             return
         settings = gateway_from_plain(message["settings"])
         try:
-            keys = Keys(settings.api_keys_file) if settings.api_keys_file else None
+            keys = _keys(settings)
         except ConfigError as error:  # never open a door because its keys were moved away
             log.error("settings_refused worker=%d error=%s", self._number, error)
             return
@@ -149,7 +151,7 @@ class Worker:
             settings,
             admission,
             self._metrics,
-            Keys(settings.api_keys_file) if settings.api_keys_file else None,
+            _keys(settings),
             Dashboard(self._admin_socket),
             quotas=Quotas(
                 admission,
@@ -209,6 +211,15 @@ class Worker:
             self._reported = json.loads(json.dumps(counts))
             self._report_whole = False
             writer.write(json.dumps({"counts": counts, "traffic": traffic}).encode() + b"\n")
+
+
+def _keys(settings: Gateway) -> Keys | None:
+    """Raises ConfigError for a keys file that is none."""
+    if settings.api_keys_file is None:
+        return None
+    from llamarack.gateway.keys import Keys  # what reads the file takes as long to import as all the rest of a worker
+
+    return Keys(settings.api_keys_file)
 
 
 def _limits(settings: Gateway) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import asyncio
 import secrets
 from dataclasses import dataclass
 
-from llamarack.engine.adaptor import Endpoint, LaunchContext
+from llamarack.engine.adaptor import LaunchContext
+from llamarack.engine.dialect import Endpoint
 from llamarack.paths import RackPaths, make_private
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.keeping import ChildSpec, KeptChild, start_child

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llamarack.config import Defaults, plain
-from llamarack.engine.adaptor import Endpoint
+from llamarack.engine.dialect import Endpoint
 from llamarack.supervise.state import State
 
 
