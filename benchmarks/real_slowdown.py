@@ -33,7 +33,7 @@ import psutil
 import yaml
 
 from benchmarks.machine import describe_machine
-from llamarack.cli.serve import load_target, rack_name
+from llamarack.cli.serving import load_target, rack_name
 from llamarack.config import plain
 from llamarack.judge.gates import load_gates
 from llamarack.model.demo import demo_model

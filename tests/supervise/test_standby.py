@@ -15,6 +15,7 @@ from llamarack.environment import KEEPER_MARK, gateway_environment
 from llamarack.supervise import standby
 from llamarack.supervise.keeping import ChildSpec, fetch_fds, start_child
 from llamarack.supervise.notify import take_notifier
+from llamarack.supervise.start_words import understood
 from tests.supervise.conftest import left_of
 
 DEADLINE_S = 30.0
@@ -152,7 +153,8 @@ async def test_dead_one_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_parent_that_is_killed_leaves_none_waiting(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from llamarack.supervise import standby; standby.begin(sys.argv[1:]); "
+        "import sys, time; from llamarack.supervise import standby, start_words; "
+        "standby.begin(start_words.understood(sys.argv[1:])); "
         "print(*[each.keeper.process.pid for each in standby._waiting.values()], flush=True); time.sleep(600)"
     )
     words = ["serve", str(tmp_path / "m.gguf"), "--state-dir", str(tmp_path)]
@@ -202,9 +204,9 @@ def test_rack_and_model_are_told_by_the_command_line(
     monkeypatch.chdir(tmp_path)
     Path("rack.yaml").write_text("# a rack\nmodels:\n  - name: 'chat'  # as clients ask\n    path: /m/x.gguf\n")
     Path("vllm.yaml").write_text("models: \n- name: chat\n  path: /m/x\n  engine: vllm\n")
-    told = standby.understood(words)
+    told = understood(words)
     assert told is not None
-    assert (told.rack or told.stem, told.model) == (rack, model)
+    assert (told.rack or told.stem, told.first_model()) == (rack, model)
 
 
 @pytest.mark.parametrize(
@@ -220,5 +222,5 @@ def test_rack_and_model_are_told_by_the_command_line(
     ],
 )
 def test_no_process_is_begun_for_what_starts_no_rack(words: list[str]) -> None:
-    standby.begin(words)
+    standby.begin(understood(words))
     assert not standby._waiting

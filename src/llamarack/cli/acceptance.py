@@ -16,7 +16,7 @@ from llamarack.cli.acceptance_run import AcceptanceRun, Asked, BenchAsked
 from llamarack.cli.bench import levels
 from llamarack.cli.console import people
 from llamarack.cli.facts import chosen_model
-from llamarack.cli.serve import load_target, rack_name
+from llamarack.cli.serving import load_target, rack_name
 from llamarack.cli.verify import question_passes
 from llamarack.errors import UsageError
 from llamarack.judge.acceptance import saved_bench, saved_reference, to_json

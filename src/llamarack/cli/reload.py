@@ -10,7 +10,8 @@ import typer
 from rich.markup import escape
 
 from llamarack.cli.console import people, print_entry
-from llamarack.cli.serve import StateDir, load_target
+from llamarack.cli.serve import StateDir
+from llamarack.cli.serving import load_target
 from llamarack.cli.status import the_running_rack
 from llamarack.config import plain
 from llamarack.errors import UsageError

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from llamarack.cli.bench import read_key
 from llamarack.cli.facts import chosen_model, read_facts
-from llamarack.cli.serve import load_target, rack_name
+from llamarack.cli.serving import load_target, rack_name
 from llamarack.cli.started_rack import started_rack
 from llamarack.config import Deployment
 from llamarack.errors import NothingRunning, UsageError

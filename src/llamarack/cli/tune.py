@@ -22,7 +22,7 @@ from rich.markup import escape
 
 from llamarack.cli.bench import levels, seconds
 from llamarack.cli.early_end import EXIT_INTERRUPTED, cancel_on_signals
-from llamarack.cli.serve import load_target, rack_name
+from llamarack.cli.serving import load_target, rack_name
 from llamarack.cli.started_rack import started_rack
 from llamarack.config import Deployment, plain, to_yaml
 from llamarack.engine.version import engine_version

@@ -18,16 +18,13 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from llamarack.environment import ENGINE_KEY, KEEPER_MARK, LOG_FORMAT, engine_environment, gateway_environment
+from llamarack.supervise.start_words import StartWords
 
 WORKER = Path(__file__).parents[1] / "engine" / "llamacpp_worker.py"
 KEEPER = Path(__file__).with_name("keeper.py")
-DEMO_NAME = "smollm2-135m"
 _LATE = frozenset({ENGINE_KEY, LOG_FORMAT})  # variables that are read only by one that was told
-_VALUES = frozenset({"--replicas", "--port", "--prompt", "--model", "--rack", "--state-dir", "--host", "--log-format"})
-_FLAGS = frozenset({"--once"})
 _CARDS = Path("/dev/nvidiactl")
 
 
@@ -86,12 +83,12 @@ class Standby:
 _waiting: dict[str, Standby] = {}  # of this process, by control socket
 
 
-def begin(arguments: Sequence[str]) -> None:
-    """For the command line of a command that starts a rack; does nothing for any other."""
-    words = understood(arguments)
+def begin(words: StartWords | None) -> None:
+    """For the command line of a command that starts a rack; None: it is of another one."""
     if words is None:
         return
-    is_ours = words.model is not None and not _CARDS.exists()
+    model = words.first_model()
+    is_ours = model is not None and not _CARDS.exists()
     try:  # at once: their interpreters come up while it is found out what they are for
         for_gateway, for_engine = KeeperProcess(), KeeperProcess() if is_ours else None
     except OSError:  # it only saves time
@@ -109,11 +106,11 @@ def begin(arguments: Sequence[str]) -> None:
         return
     gateway = [sys.executable, "-m", "llamarack.gateway.worker"]
     _begin(for_gateway, paths.keeper_socket("gateway-0"), gateway, gateway_environment(os.environ))
-    if for_engine is None or words.model is None:
+    if for_engine is None or model is None:
         return
 
     worker = [sys.executable, "-P", str(WORKER)]
-    socket_of_engine = paths.keeper_socket(f"{slug(words.model)}-0")
+    socket_of_engine = paths.keeper_socket(f"{slug(model)}-0")
     _begin(for_engine, socket_of_engine, worker, engine_environment(os.environ, [], {}))
 
 
@@ -137,68 +134,3 @@ def end() -> None:
     """All that were not used."""
     while _waiting:
         _waiting.popitem()[1].end()
-
-
-class Words(NamedTuple):
-    """What a command line says of the rack that it starts. `rack`: its name, else it is called after `stem`; `model`:
-    what the first one is called, None where its engine is no worker of ours."""
-
-    rack: str | None
-    stem: str
-    state_dir: Path | None
-    model: str | None
-
-
-def understood(arguments: Sequence[str]) -> Words | None:
-    """None for a command that starts no rack here, and for words that it does not have: its own parser judges them. A
-    wrong guess costs unused processes."""
-    if not arguments or arguments[0] not in {"demo", "serve"}:
-        return None
-    options, rest = _sorted_out(arguments[1:])
-    if options is None or len(rest) != (arguments[0] == "serve"):
-        return None
-    folder = options.get("--state-dir")
-    state_dir = Path(folder) if folder else None
-    if arguments[0] == "demo":
-        model = options.get("--model")
-        name = DEMO_NAME if model is None else _called(Path(model))
-        return Words(options.get("--rack", "demo"), "", state_dir, name)
-    target = Path(rest[0])
-    served = _called(target) if target.suffix == ".gguf" else _first_name(target)
-    return Words(options.get("--rack"), target.stem, state_dir, served)
-
-
-def _called(model: Path) -> str:
-    return model.stem.replace(" ", "-")
-
-
-def _sorted_out(words: Sequence[str]) -> tuple[dict[str, str] | None, list[str]]:
-    """Options with their values, and the rest; None for a word that the commands above do not have."""
-    options: dict[str, str] = {}
-    rest: list[str] = []
-    left = iter(words)
-    for word in left:
-        name, is_joined, value = word.partition("=")
-        if name in _VALUES:
-            options[name] = value if is_joined else next(left, "")
-        elif word.startswith("-"):
-            if word not in _FLAGS:
-                return None, rest
-        else:
-            rest.append(word)
-    return options, rest
-
-
-def _first_name(file: Path) -> str | None:
-    """Of the first model of a deployment file that names no other engine."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
-    if any(word in text for word in ("vllm", "transformers", "engine_binary")):
-        return None
-    for line in text.splitlines():
-        key, _, value = line.strip().removeprefix("- ").partition(":")
-        if key.strip() == "name" and value.strip():
-            return value.split(" #")[0].strip().strip("'\"")
-    return None
