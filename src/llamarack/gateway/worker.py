@@ -1,5 +1,4 @@
-"""One gateway process: `python -m llamarack.gateway.worker LISTEN_FD ADMIN_SOCKET WORKER`, or `--standby` alone: then
-it waits until its keeper sends the command line, the environment and the listening socket over its standard input.
+"""One gateway process: `python -m llamarack.gateway.worker LISTEN_FD ADMIN_SOCKET WORKER`.
 
 It gets its settings and the replica table over the admin socket and sends counters back. When the supervisor is gone
 it serves on with the table it has and knocks until one is back; its keeper ends it if none comes.
@@ -11,7 +10,6 @@ import asyncio
 import gc
 import json
 import logging
-import os
 import signal
 import socket
 import ssl
@@ -232,33 +230,12 @@ def _limits(settings: Gateway) -> dict[str, Any]:
     }
 
 
-def _wait_to_be_told() -> int:
-    """The listening socket."""
-    data, fds = b"", []
-    with socket.socket(fileno=0) as orders:
-        while not data.endswith(b"\n"):
-            part, more, _, _ = socket.recv_fds(orders, 65536, 1)
-            fds += more
-            if not part:
-                raise SystemExit(0)  # it is not needed
-            data += part
-    os.open(os.devnull, os.O_RDONLY)  # takes the free 0
-    told = json.loads(data)
-    os.environ.update(told["env"])
-    sys.argv = told["argv"][2:]
-    return fds[0]
-
-
 def main() -> None:
-    is_standby = sys.argv[1:] == ["--standby"]
-    fd = _wait_to_be_told() if is_standby else int(sys.argv[1])
-    admin_socket, number = sys.argv[2], int(sys.argv[3])
+    fd, admin_socket, number = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     set_up_logging()
-    if is_standby:
-        log.info("begun before it was asked for")
     listener = socket.socket(fileno=fd)
     listener.setblocking(False)
-    uvloop.run(Worker(listener, admin_socket, int(number)).run())
+    uvloop.run(Worker(listener, admin_socket, number).run())
 
 
 if __name__ == "__main__":

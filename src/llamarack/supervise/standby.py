@@ -1,9 +1,8 @@
 """Processes that are begun before it is known what they will do: keepers, each with a child that has its imports done.
 
-A command that starts a rack imports, reads files and plans for a good part of a second before it can start anything.
-Meanwhile its first engine worker and its first gateway worker come up on another core and wait to be told. Each is used
-once, by the child with its control socket if that asks for just this program and environment; else it is ended, as it
-is when its parent ends.
+A command that starts a rack imports, reads files and plans for a third of a second before it can start anything.
+Meanwhile its first engine worker comes up on another core and waits to be told. It is used once, by the child with its
+control socket if that asks for just this program and environment; else it is ended, as it is when its parent ends.
 
 Imported before everything else of a command: it needs the standard library, functions import the rest.
 """
@@ -19,12 +18,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from llamarack.environment import ENGINE_KEY, KEEPER_MARK, LOG_FORMAT, engine_environment, gateway_environment
+from llamarack.environment import ENGINE_KEY, KEEPER_MARK, engine_environment
 from llamarack.supervise.start_words import StartWords
 
 WORKER = Path(__file__).parents[1] / "engine" / "llamacpp_worker.py"
 KEEPER = Path(__file__).with_name("keeper.py")
-_LATE = frozenset({ENGINE_KEY, LOG_FORMAT})  # variables that are read only by one that was told
+_LATE = frozenset({ENGINE_KEY})  # variables that are read only by one that was told
 _CARDS = Path("/dev/nvidiactl")
 
 
@@ -48,12 +47,10 @@ class KeeperProcess:
             self._requests.close()
             raise
 
-    def say(self, message: Mapping[str, object], fds: Sequence[int] = ()) -> None:
-        """`fds`: go with it, to a keeper that has a standby. One that has ended is found by its silence."""
-        data = json.dumps(message).encode() + b"\n"
+    def say(self, message: Mapping[str, object]) -> None:
+        """One that has ended is found by its silence."""
         with contextlib.suppress(OSError):
-            sent = socket.send_fds(self._requests, [data], fds) if fds else 0
-            self._requests.sendall(data[sent:])
+            self._requests.sendall(json.dumps(message).encode() + b"\n")
 
     def close(self) -> None:
         """Nothing more will be said: a keeper without a request ends."""
@@ -85,12 +82,11 @@ _waiting: dict[str, Standby] = {}  # of this process, by control socket
 
 def begin(words: StartWords | None) -> None:
     """For the command line of a command that starts a rack; None: it is of another one."""
-    if words is None:
+    model = None if words is None else words.first_model()
+    if words is None or model is None or _CARDS.exists():
         return
-    model = words.first_model()
-    is_ours = model is not None and not _CARDS.exists()
-    try:  # at once: their interpreters come up while it is found out what they are for
-        for_gateway, for_engine = KeeperProcess(), KeeperProcess() if is_ours else None
+    try:  # at once: its interpreter comes up while it is found out what it is for
+        keeper = KeeperProcess()
     except OSError:  # it only saves time
         return
 
@@ -100,18 +96,10 @@ def begin(words: StartWords | None) -> None:
     try:
         paths = rack_paths(words.rack or slug(words.stem), words.state_dir)
     except UsageError:  # the command will say so
-        for_gateway.end()
-        if for_engine is not None:
-            for_engine.end()
+        keeper.end()
         return
-    gateway = [sys.executable, "-m", "llamarack.gateway.worker"]
-    _begin(for_gateway, paths.keeper_socket("gateway-0"), gateway, gateway_environment(os.environ))
-    if for_engine is None or model is None:
-        return
-
     worker = [sys.executable, "-P", str(WORKER)]
-    socket_of_engine = paths.keeper_socket(f"{slug(model)}-0")
-    _begin(for_engine, socket_of_engine, worker, engine_environment(os.environ, [], {}))
+    _begin(keeper, paths.keeper_socket(f"{slug(model)}-0"), worker, engine_environment(os.environ, [], {}))
 
 
 def _begin(keeper: KeeperProcess, control_socket: Path, argv: Sequence[str], env: Mapping[str, str]) -> None:
