@@ -302,6 +302,10 @@ class Change:
         self._rack.journal.note(kind, message, generation=self.generation, **data)
         self._rack.changed()
 
+    @property
+    def is_running(self) -> bool:
+        return self.outcome is Outcome.RUNNING
+
     def _end(self, outcome: Outcome, message: str, kind: str) -> None:
         self.outcome = outcome
         self._now = ""
@@ -313,7 +317,7 @@ class Change:
 
     def saved(self) -> SavedChange | None:
         """For the state file, while it runs."""
-        if self.outcome is not Outcome.RUNNING:
+        if not self.is_running:
             return None
         return SavedChange(
             generation=self.generation,

@@ -17,8 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import psutil
-
 from llamarack.config import Gateway, plain
 from llamarack.environment import gateway_environment
 from llamarack.errors import ConfigError
@@ -287,6 +285,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _holder_of(port: int) -> str:
+    import psutil  # for this alone
+
     with contextlib.suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
             address = connection.laddr
