@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks.gateway.gateways import VERSIONS, commands, find_nginx, free_port, resident_bytes, running
 from benchmarks.machine import describe_machine
-from llamarack.engine.adaptor import Endpoint
+from llamarack.engine.dialect import Endpoint
 from llamarack.gateway.keys import Key, KeyFile, new_key, write_keys
 from llamarack.supervise.state import State
 from llamarack.supervise.table import ReplicaRow

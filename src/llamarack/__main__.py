@@ -5,6 +5,7 @@ import os
 import sys
 
 from llamarack.supervise import standby
+from llamarack.supervise.start_words import understood
 
 __all__ = ["main"]
 
@@ -16,7 +17,7 @@ def main() -> None:
     gc.set_threshold(*_GC_THRESHOLD)
     # pydantic looks through every installed distribution for plug-ins, here and in the gateway: no command uses one.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    standby.begin(sys.argv[1:])  # before the imports of a command, beside which it comes up
+    standby.begin(understood(sys.argv[1:]))  # before the imports of a command, beside which it comes up
     try:
         from llamarack.cli import main as run
 

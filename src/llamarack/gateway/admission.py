@@ -13,7 +13,7 @@ import time
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
-from llamarack.engine.adaptor import KvUse
+from llamarack.engine.dialect import KvUse
 from llamarack.errors import NotReady, Overloaded, RequestError
 from llamarack.gateway import wire
 from llamarack.gateway.capacity import NOTHING, Held, Pool, corrected, has_room

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from llamarack.config import Defaults
-from llamarack.engine import ADAPTORS
+from llamarack.engine.dialects import DIALECTS
 from llamarack.errors import BadRequest, ModelNotFound
 from llamarack.gateway.wire import shown
 from llamarack.supervise.table import ModelRow, ReplicaRow
@@ -118,7 +118,7 @@ def require_supported(value: dict[str, Any], path: str, rows: Sequence[ReplicaRo
     engines = {row.engine for row in rows}
     if not engines:
         return
-    tables = [ADAPTORS[engine].deviations.ignored_fields.get(path, {}) for engine in engines]
+    tables = [DIALECTS[engine].deviations.ignored_fields.get(path, {}) for engine in engines]
     for name, harmless in tables[0].items():
         if name in value and all(name in table for table in tables) and value[name] not in harmless:
             raise BadRequest(

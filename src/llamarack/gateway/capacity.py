@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from llamarack.engine.adaptor import KvUse
+from llamarack.engine.dialect import KvUse
 from llamarack.supervise.table import ReplicaRow
 
 # Additive up, multiplicative down: a preempted sequence is computed again, an unused page only waits.

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from llamarack.engine.adaptor import Deviations
+from llamarack.engine.dialect import Deviations
 from llamarack.gateway import wire
 from llamarack.gateway.body import Parsed
 from llamarack.gateway.stream import MAX_EVENT_BYTES, EventTooLong, error_in, uncommented

@@ -12,13 +12,16 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import orjson
 
 from llamarack.errors import Forbidden, RateLimited
 from llamarack.gateway.admission import Admission
-from llamarack.gateway.keys import Key
 from llamarack.gateway.ledger import Ledger, Part
+
+if TYPE_CHECKING:
+    from llamarack.gateway.keys import Key
 
 _DAY_S = 86_400
 

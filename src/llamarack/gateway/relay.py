@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from llamarack.config import Gateway
-from llamarack.engine import ADAPTORS
+from llamarack.engine.dialects import DIALECTS
 from llamarack.errors import DeadlineExceeded, Overloaded, RequestError, UpstreamFailed
 from llamarack.gateway import wire
 from llamarack.gateway.admission import Admission, Reservation
@@ -226,7 +226,7 @@ class Relay:
             return await admission.take(call.model, call.demand, again=True)
 
     async def _whole_attempt(self, call: Call, running: _Running, _: ClientStream | None) -> None:
-        deviations = ADAPTORS[running.reservation.row.engine].deviations
+        deviations = DIALECTS[running.reservation.row.engine].deviations
         asked = call.body if call.stream_body is None or deviations.ends_whole_answers else call.stream_body
         reply = await self._send(call, running, asked)
         try:
@@ -265,7 +265,7 @@ class Relay:
             if call.shape == "responses":
                 events = ResponsesFilter()
             else:
-                events = StreamFilter(ADAPTORS[row.engine].deviations, hide_usage=call.hide_usage)
+                events = StreamFilter(DIALECTS[row.engine].deviations, hide_usage=call.hide_usage)
 
             traffic = self._metrics.traffic
 
@@ -309,7 +309,7 @@ class Relay:
         for name in _PASSED_ON:
             if name in call.exchange.headers:
                 headers[name] = call.exchange.headers[name]
-        keeps = ADAPTORS[row.engine].deviations.keeps_connections
+        keeps = DIALECTS[row.engine].deviations.keeps_connections
         posting = self._engines.post(row.endpoint, call.engine_path, body, headers, keeps=keeps, note=running.note)
         reply = await posting
         if reply.status in _NOT_THIS_ENGINE:
@@ -450,7 +450,7 @@ async def _gathered(reply: EngineReply, running: _Running, gathered: Gathered) -
 
 def _see_death(running: _Running, envelope: dict[str, Any]) -> None:
     """Raises EngineBroke where the error is that of a server whose engine is dead: it answers for some time yet."""
-    words = ADAPTORS[running.reservation.row.engine].deviations.death_words
+    words = DIALECTS[running.reservation.row.engine].deviations.death_words
     if words is not None and words in envelope["error"]["message"]:
         raise EngineBroke("its server answers that the engine is dead")
 

@@ -9,12 +9,12 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from llamarack.config import Gateway
-from llamarack.engine import ADAPTORS
+from llamarack.engine.dialects import DIALECTS
 from llamarack.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -38,7 +38,6 @@ from llamarack.gateway.engine_watch import EngineWatch
 from llamarack.gateway.exchange import Exchange, HttpServer, offers_websocket, waits_to_continue
 from llamarack.gateway.gathered import as_stream
 from llamarack.gateway.ids import request_id as id_of
-from llamarack.gateway.keys import Key, Keys
 from llamarack.gateway.metrics import Metrics, merged, summed, with_labels
 from llamarack.gateway.quota import Quotas
 from llamarack.gateway.rack_metrics import rack_text
@@ -50,6 +49,9 @@ from llamarack.gateway.upstream import get_text
 from llamarack.supervise.state import State
 from llamarack.supervise.table import ModelRow, ReplicaRow
 from llamarack.version import __version__
+
+if TYPE_CHECKING:
+    from llamarack.gateway.keys import Key, Keys
 
 # For a first head and for a whole body: 32 MiB at 4.5 Mbit/s. Without, a byte now and then holds a connection for ever.
 _SENDING_TIMEOUT_S = 60.0
@@ -499,7 +501,7 @@ async def _nobody() -> list[str]:
 
 
 def _all_end_whole_answers(rows: Sequence[ReplicaRow]) -> bool:
-    return bool(rows) and all(ADAPTORS[row.engine].deviations.ends_whole_answers for row in rows)
+    return bool(rows) and all(DIALECTS[row.engine].deviations.ends_whole_answers for row in rows)
 
 
 def _count(usage: dict[str, Any], name: str) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from llamarack.engine.adaptor import Deviations
+from llamarack.engine.dialect import Deviations
 from llamarack.gateway import wire
 
 MAX_EVENT_BYTES = 16 * 1024**2

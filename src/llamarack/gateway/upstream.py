@@ -13,7 +13,7 @@ from typing import cast
 
 import httptools
 
-from llamarack.engine.adaptor import Endpoint
+from llamarack.engine.dialect import Endpoint
 
 # A reply head may take as long as a prefill; the request's own deadline ends it.
 _CONNECT_TIMEOUT_S = 5.0

@@ -5,12 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
 from llamarack.errors import UsageError
 from llamarack.hardware.machine import SCHEMA_VERSION, Machine
-
-_MACHINE = TypeAdapter(Machine)
 
 
 def read_machine(path: Path) -> Machine:
@@ -24,9 +20,11 @@ def read_machine(path: Path) -> Machine:
         raise UsageError(f"`--gpus`: `{path}` cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise UsageError(f"`--gpus`: `{path}` is not JSON: {error}", hint=f"llamarack check --json >{path}") from error
+    from pydantic import TypeAdapter, ValidationError
+
     record = value.get("hardware", value) if isinstance(value, dict) else value
     try:
-        machine = _MACHINE.validate_python(record)
+        machine = TypeAdapter(Machine).validate_python(record)
     except ValidationError as error:
         fault = error.errors()[0]
         key = ".".join(map(str, fault["loc"])) or "the record"
