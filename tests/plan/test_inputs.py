@@ -185,7 +185,7 @@ def test_one_share_means_one_card_the_main_one(tmp_path):
         ("model_path: m\nsplit_ratio: [0, 0]\n", "shares nothing out"),
         ("model_path: m\nsplit_ratio: [0.5, 0.5]\nmain_gpu: 2\n", "not one of the 2 cards"),
         ("model_path: m\ncontext_length: 0\n", "context_length"),
-        ("a: [", "is not YAML"),
+        ("a: [", "line 1: expected"),
         ("", "gpu-split"),
     ],
 )

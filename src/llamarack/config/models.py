@@ -17,7 +17,7 @@ SCHEMA_VERSION = 1
 Engine = Literal["llamacpp", "vllm", "transformers"]
 KvDtype = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "auto", "fp8", "fp8_e5m2"]
 Fraction = Annotated[float, Field(gt=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]  # what engines keep in 32 bits
 Seconds = Annotated[float, Field(gt=0)]
 FilePath = Annotated[Path, BeforeValidator(lambda value: Path(value) if isinstance(value, str) else value)]
 
@@ -34,7 +34,9 @@ class Limits(_Strict):
     batch_tokens: Literal["auto"] | Count = Field("auto", description="tokens of one engine step")
     kv_dtype: KvDtype = Field("f16", description="element type of the KV cache")
     kv_unified: bool = Field(False, description="llamacpp: one KV pool shared by all slots")
-    kv_cache_bytes: Literal["auto"] | Count = Field("auto", description="vllm: KV cache per card; wins over fraction")
+    kv_cache_bytes: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        "auto", description="vllm: KV cache per card; wins over fraction"
+    )
     gpu_memory_fraction: Fraction = Field(0.90, description="vllm: share of each card's total memory")
     threads: Literal["auto"] | Count = Field("auto", description="CPU threads; auto: usable cores / replicas")
 
@@ -44,7 +46,9 @@ class Group(_Strict):
 
     engine: Engine = Field("llamacpp", description="which engine runs the replicas")
     path: FilePath | None = Field(None, description="model for this engine; default: the model's")
-    replicas: Count = Field(1, description="full copies of the model; requests are spread over them")
+    replicas: Annotated[int, Field(ge=1, le=256)] = Field(
+        1, description="full copies of the model; requests are spread over them"
+    )
     gpus: Literal["auto"] | list[int | str | list[int | str]] = Field(
         "auto", description="card indices or UUIDs, one list per replica; [] = CPU; auto = planned at start"
     )
@@ -127,7 +131,7 @@ class Model(_Strict):
     """One name that clients can ask for."""
 
     name: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")] = Field(
-        description="the id clients send"
+        description="the id clients send: letters, digits and . _ : / @ -, a letter or digit first"
     )
     path: FilePath = Field(description="model file or folder; nothing is downloaded")
     tokenizer: FilePath | None = Field(None, description="default: the model's; checked against the weights")
