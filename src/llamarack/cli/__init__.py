@@ -95,5 +95,9 @@ def main() -> None:
             text = error.format_message() if hasattr(error, "format_message") else str(error)
             print_error(UsageError(text, hint="llamarack --help"))
             sys.exit(2)
-        raise
+        from llamarack.cli.last_resort import as_told  # the rare path pays for its imports
+
+        told = as_told(error)
+        print_error(told)
+        sys.exit(told.exit_code)
     sys.exit(code if isinstance(code, int) else 0)

@@ -15,6 +15,7 @@ from llamarack.cli.budget_text import print_budget
 from llamarack.cli.console import data, people
 from llamarack.cli.plan_text import print_plan
 from llamarack.cli.unused_options import refuse_unused
+from llamarack.cli.written import write_kept
 from llamarack.config import Deployment, Group, Limits, Model
 from llamarack.engine.builds import build_of, fit_params_of, with_rpc_devices
 from llamarack.errors import UsageError
@@ -223,8 +224,9 @@ def _finish(
         if one.best is None:
             raise does_not_fit(one)
     if output is not None and deployment is not None:
-        output.write_text(config.to_yaml(deployment), encoding="utf-8")
-        typer.echo(f"wrote {output}; next: llamarack serve {output}", err=True)
+        former = write_kept(output, config.to_yaml(deployment))
+        kept = f" (what it was: {former})" if former else ""
+        typer.echo(f"wrote {output}{kept}; next: llamarack serve {output}", err=True)
 
 
 def record(plans: Sequence[Plan]) -> Any:

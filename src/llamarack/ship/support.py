@@ -27,7 +27,7 @@ import orjson
 import yaml
 
 from llamarack.errors import ConfigError, LlamarackError, UsageError
-from llamarack.paths import RackPaths, install_folder
+from llamarack.paths import RackPaths, faults_dir, install_folder
 from llamarack.ship.mask import Mask, is_secret_name, is_secret_option
 from llamarack.version import __version__
 from llamarack.yaml_text import parse_yaml, read_text
@@ -119,6 +119,9 @@ def collect(asked: Asked, mask: Mask, tell: Callable[[str], None]) -> Collected:
     if asked.file is not None:
         with _part(found, mask, "deployment.yaml"):
             found.parts["deployment.yaml"] = _deployment(asked.file, mask)
+    for path in sorted(faults_dir().glob("*.json")):
+        with _part(found, mask, f"faults/{path.name}"):
+            found.parts[f"faults/{path.name}"] = _json(mask.value(orjson.loads(path.read_bytes())))
     for rack in asked.racks:
         tell(f"state and logs of rack {rack.name}")
         _collect_rack(found, rack, mask)
