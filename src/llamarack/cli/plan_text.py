@@ -83,7 +83,7 @@ def _card_name(card: CardPlan, *, short: bool = False) -> str:
 
 
 def _totals(card: CardPlan) -> Iterable[str]:
-    sizes = (card.total_bytes, card.total_high_bytes, card.memory_free_bytes, card.free_after_bytes)
+    sizes = (card.total_bytes, card.total_high_bytes, max(0, card.memory_free_bytes or 0), card.free_after_bytes)
     return map(format_bytes, sizes)
 
 
