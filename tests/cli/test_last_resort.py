@@ -99,3 +99,32 @@ def test_what_the_system_refused_names_the_path_and_what_to_do(number: int, exit
 def test_socket_that_fails_is_a_fault_of_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMARACK_STATE_DIR", str(tmp_path))
     assert as_told(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")).exit_code == 1
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_fault(tmp_path: Path, closed: str) -> None:
+    script = f'exec "$0" -m llamarack status --rack none {closed}'
+    done = subprocess.run(
+        ["/bin/sh", "-c", script, sys.executable],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "LLAMARACK_STATE_DIR": str(tmp_path)},
+        check=False,
+    )
+    assert done.returncode == 5
+    assert "Traceback" not in done.stderr
+
+
+def test_reader_that_has_seen_enough_is_no_fault(tmp_path: Path) -> None:
+    """rich ends a program with 1 where its pipe is gone; other commands of ours end with 0."""
+    script = 'set -o pipefail; "$0" -m llamarack plan --table llama2 2>&1 | true'
+    done = subprocess.run(
+        ["bash", "-c", script, sys.executable],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "LLAMARACK_STATE_DIR": str(tmp_path)},
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

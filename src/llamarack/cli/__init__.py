@@ -90,6 +90,10 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # rich's own end; `| head` has seen what it wanted
+            sys.exit(0)
+        raise
     except Exception as error:
         if type(error).__module__.startswith(("click", "typer")):
             text = error.format_message() if hasattr(error, "format_message") else str(error)
