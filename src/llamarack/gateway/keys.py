@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from llamarack.errors import ConfigError, Unauthorized
+from llamarack.yaml_text import parse_yaml, read_text
 
 _PREFIX = "lr-"
 _RECHECK_S = 1.0
@@ -46,13 +47,11 @@ def read_keys(path: Path) -> KeyFile:
     """Raises ConfigError for a file that is missing, readable by others, or not a keys file."""
     try:
         mode = path.stat().st_mode
-        value = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ConfigError(
             f"keys file `{path}` cannot be read: {error.strerror}", hint=f"llamarack keys add NAME --file {path}"
         ) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"keys file `{path}` is not YAML: {error}") from error
+    value = parse_yaml(read_text(path, "keys file"), str(path)).value
     if mode & 0o007:
         raise ConfigError(f"keys file `{path}` is open to every user", hint=f"chmod 600 {path}")
     try:
