@@ -73,8 +73,8 @@ class Exchange(Protocol):
 
 
 class OpenExchange(Exchange, Protocol):
-    """One whose handler may do without a task, and then says itself when the answer is over: `done`. `on_left` is called
-    once when the client leaves before that. `whole_body`: all of it is here; `carry_on`: from here on by a task."""
+    """One whose handler may do without a task, and then says itself when the answer is over: `done`. `on_left` is
+    called once when the client leaves before that. `whole_body`: all of it is here; `carry_on`: now by a task."""
 
     head: Head
     on_left: Callable[[], None] | None
@@ -85,7 +85,7 @@ class OpenExchange(Exchange, Protocol):
     def done(self) -> None: ...
 
     def carry_on(self, rest: Handler) -> None:
-        """The client's leaving cancels `rest`, which must take `on_left` back once it runs: until then that is called."""
+        """The client's leaving cancels `rest`, which must take `on_left` back once it runs; it is called before."""
 
 
 Handler = Callable[[Exchange], Awaitable[None]]

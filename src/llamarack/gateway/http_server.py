@@ -188,9 +188,11 @@ class Connection(asyncio.Protocol):
                 self._is_parsed = False
                 self._body_left = length
                 self._exchange = FastExchange(self, head, length)
-                if not length:
-                    self._exchange.body_ended()
-                return data[end + len(_HEAD_END) :]
+                rest = data[end + len(_HEAD_END) :]
+                if len(rest) != length:
+                    return rest
+                self._exchange.take_whole_body(rest)
+                return b""
             data = data.lstrip(b"\r\n")
             if not data:
                 return b""
@@ -229,7 +231,8 @@ class Connection(asyncio.Protocol):
         if self._is_parsed:
             self._parser.feed_data(part)
             return rest
-        exchange.take_body(part)
+        if part:
+            exchange.take_body(part)
         if not left:
             exchange.body_ended()
         return rest

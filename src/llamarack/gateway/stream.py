@@ -13,6 +13,7 @@ from llamarack.gateway import wire
 MAX_EVENT_BYTES = 16 * 1024**2
 _USAGE_KEY = b'"usage"'
 _NO_USAGE = b'"usage":null'
+_PLAIN_BEGIN = b"data: {"
 _SOME_REASON = b'"finish_reason":"'
 
 
@@ -63,6 +64,16 @@ class StreamFilter:
         """What to write now; empty when nothing is whole, after the end, or all of it is hidden."""
         if self.over():
             return b""  # OpenAI clients break on anything after [DONE]
+        if (  # one whole event with nothing in it but tokens: nearly all are
+            not self._rest
+            and chunk.startswith(_PLAIN_BEGIN)
+            and chunk.find(wire.EVENT_END) == len(chunk) - len(wire.EVENT_END)
+            and _USAGE_KEY not in chunk
+            and _SOME_REASON not in chunk
+            and not chunk.startswith(self._error_prefixes)
+        ):
+            self.state.passed_events += 1
+            return chunk
         *events, self._rest = (self._rest + chunk).split(wire.EVENT_END)
         if len(self._rest) > MAX_EVENT_BYTES:
             raise EventTooLong
