@@ -25,19 +25,19 @@ class Count:
 
     Neither has the time of its creation: that of a worker's start cannot be summed over workers."""
 
-    __slots__ = ("_labels", "_name", "_text", "_values")
+    __slots__ = ("_labelnames", "_name", "_text", "_values")
 
     def __init__(self, name: str, text: str, labels: list[str]) -> None:
         self._name = name
         self._text = text
-        self._labels = labels
+        self._labelnames = labels
         self._values: dict[tuple[str, ...], float] = {}
 
     def add(self, amount: float, *labels: str) -> None:
         self._values[labels] = self._values.get(labels, 0.0) + amount
 
     def family(self) -> Metric:
-        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        family = CounterMetricFamily(self._name, self._text, labels=self._labelnames)
         for labels, value in self._values.items():
             family.add_metric(labels, value)
         return family
@@ -47,6 +47,7 @@ class Times:
     """A histogram by model, in seconds."""
 
     __slots__ = ("_bounds", "_models", "_name", "_text")
+    _labelnames = ("model",)
 
     def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
         self._name = name
@@ -62,7 +63,7 @@ class Times:
         known[1][0] += seconds
 
     def family(self) -> Metric:
-        family = HistogramMetricFamily(self._name, self._text, labels=["model"])
+        family = HistogramMetricFamily(self._name, self._text, labels=self._labelnames)
         for model, (counts, (total,)) in self._models.items():
             so_far = 0
             buckets: list[tuple[str, float]] = []
