@@ -2,9 +2,9 @@
 
 llama.cpp goes on to the last token of an answer whose connection is closed (measured with b11434 and xllamacpp
 2026.10.11549: 400 tokens, 5 s); of a stream it makes none after the next. So plain requests are asked as streams there,
-those for several choices, with tools or for log-probabilities too: what comes out is what the engine's own whole answer
-would be (tests/gateway/test_gathered_llamacpp.py), but that its usage counts all choices and not the first alone. What
-has fields of the engine's own goes as it came. No sockets.
+those for several choices, with tools, or for log-probabilities of completions too: what comes out is what the engine's
+own whole answer would be (tests/gateway/test_gathered_llamacpp.py), but that its usage counts all choices and not the
+first alone. What has fields of the engine's own, or wants what its streams do not tell, goes as it came. No sockets.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ def as_stream(body: bytes, parsed: Parsed) -> bytes | None:
     if any(name not in _PLAIN and value not in (None, False) for name, value in parsed.value.items()):
         return None
     if parsed.output_limit is not None and parsed.output_limit <= _FEW_TOKENS:
+        return None
+    # A stream drops the probabilities of tokens that are no content (the last one's, a tool call's marks), and keeps
+    # those of a stop text.
+    if parsed.value.get("logprobs") not in (None, False) and (parsed.shape == "chat" or parsed.value.get("stop")):
         return None
     if _ASKED.keys() & parsed.value.keys():
         return orjson.dumps({**orjson.loads(body), **_ASKED})
