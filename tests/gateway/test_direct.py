@@ -13,6 +13,7 @@ from llamarack.config import Defaults, Gateway
 from llamarack.engine.adaptor import Endpoint
 from llamarack.gateway.admission import Admission
 from llamarack.gateway.direct import Direct
+from llamarack.gateway.keys import Key, KeyFile, Keys, new_key, write_keys
 from llamarack.gateway.metrics import Metrics
 from llamarack.gateway.server import GatewayServer
 from llamarack.supervise.state import State
@@ -44,17 +45,27 @@ class Rig:
 
 @contextlib.asynccontextmanager
 async def rig(
-    replicas: Sequence[ReplicaRow], patch: pytest.MonkeyPatch, *, stuck_request_s: float = 300.0, **settings: Any
+    replicas: Sequence[ReplicaRow],
+    patch: pytest.MonkeyPatch,
+    *,
+    stuck_request_s: float = 300.0,
+    keys: Keys | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Rig]:
     chosen = Gateway.model_validate({"port": 0, "access_log": "off", **settings}, strict=False)
     admission, metrics = Admission(max_queue_requests=9, max_queue_s=chosen.max_queue_s), Metrics()
     models = (ModelRow(name="fake", created_unix_s=1, defaults=Defaults(max_tokens=None), max_output_tokens=None),)
     admission.apply(Table(version=1, draining=False, models=models, replicas=tuple(replicas)))
-    gateway = GatewayServer(chosen, admission, metrics, None, stuck_request_s=stuck_request_s)
+    gateway = GatewayServer(chosen, admission, metrics, keys, stuck_request_s=stuck_request_s)
     protocol = gateway.protocol_factory(http="fast")
     by_task: list[Direct] = []
     hand_over = Direct._hand_over
-    patch.setattr(Direct, "_hand_over", lambda self: (by_task.append(self), hand_over(self)))
+
+    def noted(self: Direct) -> None:
+        by_task.append(self)
+        hand_over(self)
+
+    patch.setattr(Direct, "_hand_over", noted)
     server = await asyncio.get_running_loop().create_server(protocol, chosen.host, 0)
     try:
         host, port = server.sockets[0].getsockname()[:2]
@@ -203,6 +214,37 @@ async def test_client_that_leaves_before_the_task_takes_over_leaves_nothing_behi
             assert not made.admission.queued
             first.leave()
         await until(engine.is_idle, "the engine is told")
+
+
+async def test_key_that_is_revoked_opens_nothing_more_over_its_own_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret, digest = new_key()
+    mine = Key(name="app", sha256=digest, created_unix_s=1)
+    write_keys(tmp_path / "keys.yaml", KeyFile(keys=[mine]))
+    async with (
+        fake_engine(tmp_path, flavor="vllm", slots=4) as engine,
+        rig([engine.row()], monkeypatch, keys=Keys(tmp_path / "keys.yaml")) as made,
+        connect(made.address) as client,
+    ):
+
+        async def status() -> int:
+            return (await client.post(CHAT, chat(max_tokens=2), Authorization=f"Bearer {secret}")).status
+
+        assert [await status() for _ in range(3)] == [200] * 3
+        write_keys(tmp_path / "keys.yaml", KeyFile(keys=[mine.model_copy(update={"requests_per_minute": 1})]))
+
+        async def is_limited() -> bool:
+            return await status() == 429
+
+        await until(is_limited, "its new limit holds")
+        write_keys(tmp_path / "keys.yaml", KeyFile(keys=[]))
+
+        async def is_refused() -> bool:
+            return await status() == 401
+
+        await until(is_refused, "it is revoked")
+        assert await status() == 401
 
 
 Script = Callable[[int, asyncio.StreamWriter], Awaitable[None]]

@@ -68,7 +68,10 @@ def _asked(value: dict[str, Any]) -> dict[str, Any] | None:
     return None if body is None else json.loads(body)
 
 
-@pytest.mark.parametrize("given", [{}, {"stream": False}, {"stream": None, "logprobs": None}, {"n": 2}, {"logprobs": 3}, {"prompt": ["a", "b"]}])
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"stream": False}, {"stream": None, "logprobs": None}, {"n": 2}, {"logprobs": 3}, {"prompt": ["a", "b"]}],
+)
 def test_a_plain_request_is_asked_as_a_stream_and_else_as_it_came(given: dict[str, Any]) -> None:
     asked = _asked(given)
     assert asked is not None

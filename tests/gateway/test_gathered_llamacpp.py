@@ -103,7 +103,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         TEXT,
         {"prompt": "<|im_start|>user\nSay hi.<|im_end|>\n<|im_start|>assistant\n", "max_tokens": 64, "logprobs": 1},
     ),
-    "text, probabilities, other letters": (TEXT, {"prompt": "☕ 你好 🙂 ☕ 你好 🙂 ☕", "max_tokens": 24, "logprobs": 1}),
+    "text, probabilities, other letters": (
+        TEXT,
+        {"prompt": "☕ 你好 🙂 ☕ 你好 🙂 ☕", "max_tokens": 24, "logprobs": 1},
+    ),
 }
 # Not the same: see `gathered`.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {

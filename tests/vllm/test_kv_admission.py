@@ -45,7 +45,13 @@ SUBJECTS = ("a lighthouse", "rain", "an old clock", "bread", "a river", "winter"
 async def engine(folder: Path, weights: Path, python: Path) -> AsyncIterator[ReplicaRow]:
     limits = {"context_tokens": CONTEXT_TOKENS, "sequences": SEQUENCES, "batch_tokens": 512, "kv_cache_bytes": KV_BYTES}
     # Without its prefix cache a preempted sequence is computed again whole, as distinct prompts would have it.
-    told = {"name": "m", "path": str(weights), "engine": "vllm", "gpus": [], "engine_python": str(python)}
+    told: dict[str, Any] = {
+        "name": "m",
+        "path": str(weights),
+        "engine": "vllm",
+        "gpus": [],
+        "engine_python": str(python),
+    }
     told |= {"limits": limits | {"threads": 1}, "engine_args": EAGER | {"no-enable-prefix-caching": True}}
     model = parse(json.dumps({"models": [told]})).deployment.models[0]
     context = LaunchContext(
