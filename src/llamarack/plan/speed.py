@@ -43,6 +43,8 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Card:
+    """What one card reaches: bytes and operations a second."""
+
     bandwidth: float
     arithmetic: float
     llamacpp_arithmetic: float
@@ -50,6 +52,8 @@ class _Card:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTimes:
+    """What one version of an engine spends beside reading and multiplying."""
+
     engine: str
     version: str
     kernel_us: float

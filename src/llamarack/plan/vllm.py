@@ -24,6 +24,8 @@ KV_ELEMENT_BYTES = {"auto": 2.0, "f16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp8_e5m2"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
+    """What of vLLM's options moves memory."""
+
     sequences: int  # max_num_seqs
     context_tokens: int  # max_model_len
     kv_dtype: str
@@ -35,6 +37,8 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
+    """What was measured of one version."""
+
     version: str
     graph_mib_per_size_layer: float
     graph_bytes_per_token_channel: float

@@ -34,6 +34,8 @@ class SavedReplica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedGateway:
+    """One gateway worker that runs."""
+
     control_socket: Path
     start_ticks: int | None
     settings: str  # what the worker was started with, so that a changed file is noticed
@@ -41,6 +43,8 @@ class SavedGateway:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
+    """What one supervisor leaves to the next."""
+
     supervisor_pid: int
     gateways: Sequence[SavedGateway]
     replicas: Sequence[SavedReplica]
