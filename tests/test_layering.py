@@ -6,8 +6,9 @@ from pathlib import Path
 import llamarack
 
 ROOT = Path(llamarack.__file__).parent
-ORDER = ["version", "errors", "units", "rpc_address", "paths", "logs", "environment", "config", "hardware", "model"]
-ORDER += ["plan", "engine", "supervise", "gateway", "measure", "judge", "report", "ship", "embed", "cli", "__main__"]
+ORDER = ["version", "errors", "yaml_text", "units", "rpc_address", "paths", "logs", "environment", "config", "hardware"]
+ORDER += ["model", "plan", "engine", "supervise", "gateway", "measure", "judge", "report", "ship", "embed"]
+ORDER += ["cli", "__main__"]
 
 
 def _station(path: Path) -> str:

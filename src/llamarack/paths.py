@@ -77,6 +77,11 @@ def state_dir(given: Path | None = None) -> Path:
     return Path(home).expanduser() / "llamarack"
 
 
+def faults_dir() -> Path:
+    """Records of faults of our own (`cli.last_resort`)."""
+    return state_dir() / "faults"
+
+
 def lasting_dir() -> Path:
     """What must outlive a logout, such as engines and what was measured of this machine; a rack's state may lie in
     memory. `$LLAMARACK_STATE_DIR`, else `$STATE_DIRECTORY` (systemd), else the user's state home.

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
-from llamarack.cli.export import SpringAi, spring_properties
+from llamarack.cli.export import SpringAi, app, spring_properties
 from llamarack.config import parse
 from llamarack.errors import UsageError
+from tests.huggingface_files import write_tiny_huggingface
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TWO = "models: [{name: a, path: a.gguf}, {name: b, path: b.gguf, defaults: {max_tokens: 99}}]"
@@ -49,3 +51,21 @@ def test_address_model_and_key_come_from_the_file() -> None:
 def test_model_that_is_not_there_is_refused() -> None:
     with pytest.raises(UsageError, match="--model c"):
         spring_properties(parse(TWO).deployment, "c", SpringAi.V2)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("systemd", "--run-as", "a user"), "`--run-as a user`"),
+        (("systemd", "--run-as", "x\nExecStartPre=/bin/sh"), "is not the name of a user"),
+        (("compose", "--image", "an image"), "`--image an image`"),
+        (("kubernetes", "--image", "x\n  command: [sh]"), "is not the name of an image"),
+    ],
+)
+def test_name_that_would_write_more_than_a_name_is_refused(tmp_path: Path, words: tuple[str, ...], named: str) -> None:
+    model = write_tiny_huggingface(tmp_path / "m")
+    file = tmp_path / "rack.yaml"
+    file.write_text(f"models: [{{name: m, path: {model}, engine: vllm}}]\ngateway: {{insecure: true}}\n")
+    with pytest.raises(UsageError) as caught:
+        CliRunner().invoke(app, [words[0], str(file), *words[1:]], catch_exceptions=False)
+    assert named in caught.value.message

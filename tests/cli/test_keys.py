@@ -1,6 +1,8 @@
 """`llamarack keys`: limits are set, shown and taken away; what was used is printed."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from llamarack.cli.keys import app
-from llamarack.errors import UsageError
+from llamarack.errors import ConfigError, UsageError
 from llamarack.gateway.keys import read_keys
 from llamarack.paths import rack_paths
 
@@ -45,3 +47,39 @@ def test_usage_is_summed_over_workers(tmp_path: Path) -> None:
     total = {"requests": 2, "prompt_tokens": 12, "generated_tokens": 24}
     assert value == {"schema_version": 1, "days": {"2026-11-30": {"app": total}}}
     assert "app" in run(*words).output
+
+
+def test_keys_added_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    """Each command reads, adds and writes: the second waits for the first."""
+    file = str(tmp_path / "keys.yaml")
+    names = [f"u{number}" for number in range(8)]
+    code = "import sys; from llamarack.cli.keys import app; app(sys.argv[1:])"
+    running = [
+        subprocess.Popen([sys.executable, "-c", code, "add", name, "--file", file], stdout=subprocess.PIPE)
+        for name in names
+    ]
+    assert [one.communicate(timeout=60)[0][:3] for one in running] == [b"lr-"] * 8
+    assert sorted(key.name for key in read_keys(Path(file)).keys) == names
+    assert list(tmp_path.iterdir()) == [Path(file)]
+
+
+@pytest.mark.parametrize("name", ["", "a b", "模型", "x" * 65, "../x"])
+def test_name_that_no_key_may_have_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="is no name for a key: 1 to 64 letters"):
+        run("add", name, "--file", str(tmp_path / "keys.yaml"))
+
+
+def test_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="its folder is not there"):
+        run("add", "a", "--file", str(tmp_path / "nowhere" / "keys.yaml"))
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"keys: [", b"- 1", b"keys: &a [*a]"])
+def test_file_that_is_no_keys_file_is_a_sentence(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_bytes(content)
+    file.chmod(0o600)
+    with pytest.raises(ConfigError) as caught:
+        run("list", "--file", str(file))
+    assert "\n" not in caught.value.message
+    assert caught.value.hint

@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from llamarack.cli import plan_text, status_text
+from llamarack.cli import budget_text, plan_text, status_text
+from llamarack.config import Limits
 from llamarack.plan.catalogue import machine_of
 from llamarack.plan.planner import plan_model
 from llamarack.plan.record import Load
 from llamarack.plan.reference import LLAMA2, gguf_spec
-from llamarack.plan.table import llama2_rows
+from llamarack.plan.table import example_sets, llama2_rows
 from tests.browser.records import NOW, replica, status
 from tests.supervise.conftest import running_rack
 
@@ -111,10 +112,12 @@ def test_plan_breaks_no_line_of_its_tables(width: int, gpus: str, monkeypatch: p
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None, soft_wrap=True)
     spec = gguf_spec(LLAMA2["13B"], "Q4_K_M")
     one = plan_model(spec, machine_of(gpus), Load(context_tokens=4096, concurrency=8), model_name="m")
-    monkeypatch.setattr(plan_text, "data", console)
+    monkeypatch.setattr(budget_text, "data", console)
     with console.capture() as capture:
         plan_text.print_plan(console, one, explain=False, specs=[spec])
-        plan_text.print_budget(llama2_rows(5), 5)
+        load, sets = Load(context_tokens=4096, concurrency=5), example_sets()
+        budget_text.print_budget(llama2_rows(sets, load, Limits()), [one.name for one in sets], load)
+        budget_text.print_budget(llama2_rows(sets[1:2], load, Limits()), ["RTX 4090 x2"], load)
     text = capture.get()
     tables = [line for line in text.split("\n") if re.match(r"(card|\d |fits|tight|model|LLaMA-2)", line)]
     assert len(tables) > 14

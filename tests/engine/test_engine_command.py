@@ -75,3 +75,11 @@ def test_serve_of_a_gguf_with_vllm_names_the_right_engine(tmp_path: Path) -> Non
     assert done.returncode == 2
     assert "engine `vllm` reads safetensors models" in done.stderr
     assert "engine: llamacpp" in done.stderr
+
+
+@pytest.mark.parametrize("version", ["x; rm -rf", "1.0 --pre", "-e", "", "1.0\n2", "1@file"])
+def test_version_that_pip_would_read_as_more_is_refused_before_anything_is_made(tmp_path: Path, version: str) -> None:
+    done = _run(tmp_path / "state", "install", "vllm", f"--version={version}")
+    assert done.returncode == 2
+    assert "is not a version number" in done.stderr
+    assert not (tmp_path / "state" / "engines").exists()

@@ -24,7 +24,7 @@ def test_template_is_a_gates_file(name: str) -> None:
         ("confidence: 1.0\ngates:\n  - {metric: failures_fraction, max: 1}", "`confidence`"),
         ("schema_version: 2\ngates:\n  - {metric: failures_fraction, max: 1}", "`schema_version`"),
         ("- 1", "holds no mapping"),
-        ("a: [", "is not YAML"),
+        ("a: [", "`g.yaml` line 1"),
     ],
 )
 def test_fault_is_named_with_its_key(text: str, said: str) -> None:

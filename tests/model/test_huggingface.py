@@ -252,7 +252,7 @@ def _raw(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "0 bytes"),
+        (b"", "is empty"),
         (b"\x10\x00", "2 bytes"),
         (_raw(b"{}", length=2**63), "claims"),
         (_raw(b"x" * 40), "not JSON"),

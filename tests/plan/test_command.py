@@ -11,6 +11,7 @@ from llamarack import config
 from llamarack.cli.plan import plan as plan_command
 from llamarack.errors import ConfigError, DoesNotFit, UsageError
 from llamarack.plan.planner import plan_group
+from llamarack.units import GIB
 from tests.plan.files import sparse_gguf, sparse_safetensors
 from tests.plan.shapes import LLAMA2_7B, LLAMA2_13B, SMOLLM2
 
@@ -118,17 +119,62 @@ def test_explain_shows_formulas_refused_ways_and_the_sum(files):
     assert "40 heads do not divide by 3" in run(files["13b"], "--gpus", "RTX 4090 x3", "--explain").stdout
 
 
-def test_budget_table_has_both_sizes_and_three_precisions():
+def test_budget_table_has_three_sizes_and_three_precisions():
     text = run("--table", "llama2", "--concurrency", "1").stdout
-    assert text.count("LLaMA-2-7B") == text.count("LLaMA-2-13B") == 6
-    rows = json.loads(run("--table", "llama2", "--json", "--concurrency", "1").stdout)
+    assert text.count("LLaMA-2-7B") == text.count("LLaMA-2-13B") == text.count("LLaMA-2-70B") == 6
+    table = json.loads(run("--table", "llama2", "--json", "--concurrency", "1").stdout)
     verdicts = {
-        (row["model"], row["precision"], row["engine"]): dict(zip(rows["cards"], row["verdicts"], strict=True))
-        for row in rows["rows"]
+        (row["model"], row["precision"], row["engine"]): dict(zip(table["cards"], row["verdicts"], strict=True))
+        for row in table["rows"]
     }
     assert verdicts["LLaMA-2-13B", "fp16", "vllm"]["RTX 4090"] == "no"
     assert verdicts["LLaMA-2-13B", "fp16", "vllm"]["RTX 4090 x2"] == "fits"
     assert verdicts["LLaMA-2-7B", "INT4", "llamacpp"]["RTX 4090"] == "fits"
+    assert verdicts["LLaMA-2-70B", "INT4", "llamacpp"]["A100-80"] == "fits"
+
+
+def test_budget_table_of_a_server_says_which_way_and_how_fast():
+    words = ("--table", "llama2", "--gpus", "RTX 4090 x2", "--context", "2048", "--concurrency", "4")
+    text = run(*words).stdout
+    assert text.startswith("RTX 4090 x2  2,048 tokens x 4 at once")
+    assert "vllm, TP 2 on cards 0,1" in text
+    table = json.loads(run(*words, "--json").stdout)
+    assert table["cards"] == ["RTX 4090 x2"]
+    rows = {(row["model"], row["precision"], row["engine"]): row for row in table["rows"]}
+    assert rows["LLaMA-2-70B", "fp16", "vllm"]["best"] == [None]
+    (best,) = rows["LLaMA-2-7B", "INT8", "llamacpp"]["best"]
+    assert best["tokens_per_s"] > 0
+    assert best["max_sequences"] >= 4
+
+
+@pytest.mark.parametrize("option", [("--concurrency", 2), ("--context", 2048), ("--kv-dtype", "q8_0")])
+def test_budget_table_obeys_the_load(option):
+    plain, changed = (json.loads(run("--table", "llama2", "--json", *words).stdout)["rows"] for words in ((), option))
+    assert [row["terms"]["kv_bytes"] for row in plain if row["engine"] == "llamacpp"] > [
+        row["terms"]["kv_bytes"] for row in changed if row["engine"] == "llamacpp"
+    ]
+
+
+def test_budget_table_shows_what_a_load_asks_for_beyond_any_card():
+    rows = json.loads(run("--table", "llama2", "--json", "--concurrency", "64").stdout)["rows"]
+    seven = [row["terms"]["kv_bytes"] for row in rows if row["model"] == "LLaMA-2-7B"]
+    assert all(128 * GIB <= kv < 129 * GIB for kv in seven), seven
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--table", "llama2", "-o", "rack.yaml"), "`-o` says nothing with --table"),
+        (("m.gguf", "--table", "llama2"), "`MODEL|FILE` says nothing with --table"),
+        (("rack.yaml", "--concurrency", 9), "`--concurrency` says nothing with a deployment file"),
+        (("rack.yaml", "--goal", "latency"), "`--goal` says nothing with a deployment file"),
+        (("--from", "gpu-split.yaml", "--context", 9), "`--context` says nothing with --from"),
+    ],
+)
+def test_option_that_would_say_nothing_is_refused(words, named):
+    error = run(*words, raises=UsageError).exception
+    assert str(error) == named
+    assert error.hint
 
 
 def test_articles_file_is_planned_and_written(files, tmp_path):

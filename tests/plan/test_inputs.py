@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import math
+import re
 
 import pytest
 
@@ -31,6 +33,9 @@ threads: 8
         ("rtx4090x2", ["NVIDIA GeForce RTX 4090"] * 2),
         ("RTX 3090 x2 + A100-80 x1", ["NVIDIA GeForce RTX 3090"] * 2 + ["NVIDIA A100-SXM4-80GB"]),
         ("H200", ["NVIDIA H200"]),
+        ("4090", ["NVIDIA GeForce RTX 4090"]),
+        ("2 x 4090", ["NVIDIA GeForce RTX 4090"] * 2),
+        ("8x H200", ["NVIDIA H200"] * 8),
         ("NVIDIA A100 80GB PCIe", ["NVIDIA A100 80GB PCIe"]),
         ("T4, L4", ["Tesla T4", "NVIDIA L4"]),
     ],
@@ -50,7 +55,7 @@ def test_unknown_card_is_refused_with_the_nearest_names():
     assert "RTX 4090" in (caught.value.hint or "")
 
 
-@pytest.mark.parametrize("text", ["", "H200 +", "H200 x0", "L4 x65"])
+@pytest.mark.parametrize("text", ["", "H200 +", "H200 x0", "L4 x65", "L4 x999999999"])
 def test_senseless_list_of_cards_is_refused(text):
     with pytest.raises(UsageError, match="--gpus"):
         machine_of(text)
@@ -90,6 +95,49 @@ def test_bad_hardware_record_is_refused_with_how_to_make_one(tmp_path, text, wor
     with pytest.raises(UsageError, match=words) as caught:
         read_machine(path)
     assert "check --json" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"index": 1}, "`cards[1].index`: must be 0 or more and of one card only, 1 given"),
+        ({"index": -3}, "`cards[0].index`"),
+        ({"memory_total_bytes": 0}, "`cards[0].memory_total_bytes`: must be from 1"),
+        ({"memory_free_bytes": 2**60}, "`cards[0].memory_free_bytes`: must be from 0 to"),
+        ({"memory_bandwidth_bytes_per_s": math.inf}, "`cards[0].memory_bandwidth_bytes_per_s`: must be over 0"),
+        ({"fp16_flops_per_s": 0.0}, "`cards[0].fp16_flops_per_s`: must be over 0"),
+    ],
+)
+def test_card_that_cannot_be_is_refused_with_its_bound(tmp_path, change, words):
+    machine = machine_of("H200 x2")
+    odd = dataclasses.replace(machine, cards=(dataclasses.replace(machine.cards[0], **change), machine.cards[1]))
+    path = tmp_path / "hardware.json"
+    path.write_text(json.dumps(dataclasses.asdict(odd)))
+    with pytest.raises(UsageError, match=re.escape(words)):
+        read_machine(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"cores_usable": 0}, "`host.cores_usable`"), ({"memory_available_bytes": -1}, "`host.memory_available_bytes`")],
+)
+def test_host_that_cannot_be_is_refused(tmp_path, change, words):
+    machine = machine_of("H200")
+    path = tmp_path / "hardware.json"
+    path.write_text(
+        json.dumps(dataclasses.asdict(dataclasses.replace(machine, host=dataclasses.replace(machine.host, **change))))
+    )
+    with pytest.raises(UsageError, match=words):
+        read_machine(path)
+
+
+def test_record_of_more_cards_than_a_server_holds_is_refused(tmp_path):
+    machine = machine_of("T4")
+    path = tmp_path / "hardware.json"
+    cards = tuple(dataclasses.replace(machine.cards[0], index=index) for index in range(65))
+    path.write_text(json.dumps(dataclasses.asdict(dataclasses.replace(machine, cards=cards))))
+    with pytest.raises(UsageError, match="at most 64, 65 given"):
+        read_machine(path)
 
 
 def test_missing_hardware_record_is_refused(tmp_path):
@@ -137,7 +185,7 @@ def test_one_share_means_one_card_the_main_one(tmp_path):
         ("model_path: m\nsplit_ratio: [0, 0]\n", "shares nothing out"),
         ("model_path: m\nsplit_ratio: [0.5, 0.5]\nmain_gpu: 2\n", "not one of the 2 cards"),
         ("model_path: m\ncontext_length: 0\n", "context_length"),
-        ("a: [", "is not YAML"),
+        ("a: [", "line 1: expected"),
         ("", "gpu-split"),
     ],
 )

@@ -25,6 +25,7 @@ from llamarack.supervise.change import Outcome as Ended
 from llamarack.supervise.generation import named
 from llamarack.supervise.journal import Entry, read_entries
 from llamarack.supervise.state import State
+from llamarack.supervise.supervisor import Source
 from tests import fake_rack
 from tests.supervise.asking import Outcome, stream_once
 from tests.supervise.conftest import (
@@ -194,12 +195,15 @@ async def test_failed_new_model_brings_the_released_old_one_back(tmp_path: Path)
         _limit(rack, 100 * _MIB)
         await rack.until_ready()
         await _reload(
-            rack, [{"model": "new", "crash_in_load": True, "load_error": "data is not within the file bounds"}]
+            rack,
+            [{"model": "new", "crash_in_load": True, "load_error": "data is not within the file bounds"}],
+            source=Source(path=tmp_path / "new.yaml"),
         )
         assert await _ended(rack) is Ended.ROLLED_BACK
         assert _ids(rack) == ["old-0"]
         await _serves(rack, "old", "new")
         record = await ask(rack.supervisor.paths, {"op": "status"})
+        assert record["source"] != {"path": str(tmp_path / "new.yaml"), "host": None, "port": None}  # not what serves
         assert record["generation"] == 1
         assert record["change"]["exit_code"] == 5
         assert "new-0-g2 did not become ready: the model file is damaged" in record["change"]["message"]

@@ -4,8 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import orjson
+import pytest
 
 from llamarack.config import parse
+from llamarack.errors import DoesNotFit
 from llamarack.model.gguf_header import read_header
 from llamarack.model.read import read_model
 from llamarack.supervise.layout import lay_out
@@ -86,3 +88,12 @@ async def test_prepared_rack_keeps_no_header_in_memory(tmp_path: Path) -> None:
     header = read_header(path)
     assert (await prepare(_deployment(path, 1, ", gpus: []"), None)).specs
     assert read_header(path) is not header
+
+
+def test_refusal_of_copies_that_do_not_fit_speaks_of_no_negative_memory(tmp_path: Path) -> None:
+    """Each copy is planned into what those before it leave, which may be less than nothing."""
+    path = write_tiny_llama(tmp_path / "m.gguf")
+    huge = _deployment(path, 2, ", gpus: [], limits: {context_tokens: 2000000000}")
+    with pytest.raises(DoesNotFit, match=r" 0 B are free") as caught:
+        lay_out(huge, machine(), {path: read_model(path)})
+    assert ", -" not in caught.value.message

@@ -56,4 +56,16 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # rich's own end; `| head` has seen what it wanted
+            sys.exit(0)
+        raise
+    except Exception as error:
+        # The rare path pays for its imports.
+        from llamarack.cli.console import print_error
+        from llamarack.cli.last_resort import as_told
+
+        told = as_told(error)
+        print_error(told)
+        sys.exit(told.exit_code)
     sys.exit(code)

@@ -9,11 +9,11 @@ import asyncio
 import os
 import secrets
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -25,6 +25,7 @@ from llamarack.cli.early_end import EXIT_INTERRUPTED, cancel_on_signals
 from llamarack.cli.facts import leave_facts
 from llamarack.cli.serving import load_target, rack_name
 from llamarack.cli.started_rack import started_rack
+from llamarack.config import Deployment
 from llamarack.errors import NothingRunning, UsageError
 from llamarack.measure.arrivals import Arrivals
 from llamarack.measure.point import Level
@@ -39,10 +40,12 @@ from llamarack.plan.calibration import Calibration, calibration_path, remember
 from llamarack.report.terminal import print_bench
 from llamarack.report.write import write_bench_report
 from llamarack.supervise.admin import ask
+from llamarack.supervise.effective import deployment_sha256
 from llamarack.units import parse_duration_s
 
 Number = TypeVar("Number", int, float)
 _EXIT_INVALID = 7
+_CONCURRENCY = "1,8"
 _UNSET = Target(url="", host="", port=0)  # known once the rack is there
 
 
@@ -53,7 +56,7 @@ def bench(
     ],
     model: Annotated[str | None, typer.Option(help="default: the only one that is served")] = None,
     endpoint: Annotated[Endpoint, typer.Option(help="chat or completions")] = Endpoint.CHAT,
-    concurrency: Annotated[str, typer.Option(help="closed loop: requests at once, a list")] = "1,8",
+    concurrency: Annotated[str | None, typer.Option(help="closed loop: requests at once, a list; default: 1,8")] = None,
     rate: Annotated[str | None, typer.Option(help="open loop instead: requests per second, a list")] = None,
     arrivals: Annotated[Arrivals, typer.Option(help="of an open loop: poisson or constant")] = Arrivals.POISSON,
     requests: Annotated[int | None, typer.Option(min=1, help="per level; default: 30, or 10 x concurrency")] = None,
@@ -78,11 +81,13 @@ def bench(
     A FILE whose rack runs is measured as it runs; otherwise it is started for this and stopped again.
     """
     require_target(target, "bench")
+    if concurrency is not None and rate is not None:
+        raise UsageError("`--concurrency` and `--rate` exclude each other", hint=f"--rate {rate}")
     if requests is not None and duration is not None:
         raise UsageError("`--requests` and `--duration` exclude each other", hint=f"--duration {duration}")
     settings = Settings(
         target=_UNSET,
-        levels=levels(concurrency, rate),
+        levels=levels(concurrency or _CONCURRENCY, rate),
         folder=new_folder(output),
         model=model,
         endpoint=endpoint,
@@ -177,9 +182,24 @@ async def opened(
                 RackSource(paths=started.paths, deployment=deployment),
             )
         return
+    require_own_rack(record, Path(target), deployment)
     gateway = record["gateway"]
     url = f"{'https' if gateway['tls'] else 'http'}://{gateway['host']}:{gateway['port']}"
     yield parse_target(url, api_key=key, ca_file=ca_file), RackSource(paths=paths, deployment=deployment)
+
+
+def require_own_rack(record: Mapping[str, Any], file: Path, deployment: Deployment) -> None:
+    """A rack is found by the file's name, and `rack.yaml` may lie in many folders. An edit that was not reloaded yet
+    passes: a running rack is measured as it runs. Raises UsageError."""
+    source = record.get("source")
+    if source is None or Path(source["path"]).resolve() == file.resolve():
+        return
+    if record.get("deployment_sha256") == deployment_sha256(deployment):
+        return
+    raise UsageError(
+        f"rack `{record['rack']}` runs, but from `{source['path']}`, not from `{file}`",
+        hint=f"llamarack stop --rack {record['rack']}; or give this file another name: a rack is called after it",
+    )
 
 
 def levels(concurrency: str, rate: str | None) -> tuple[Level, ...]:

@@ -30,6 +30,7 @@ from llamarack.hardware.machine import Machine
 from llamarack.units import format_duration
 
 SCHEMA_VERSION = 1
+_VERSION = re.compile(r"\d[0-9A-Za-z.+!-]{0,63}")  # PEP 440, and nothing that pip would read as more
 app = typer.Typer(help="Make an inference engine ready, or show which ones are.", no_args_is_help=True)
 
 
@@ -49,6 +50,8 @@ def install(
     ] = False,
 ) -> None:
     """Make an engine ready in an environment of its own, with pip and its settings."""
+    if version is not None and not _VERSION.fullmatch(version):
+        raise UsageError(f"`--version {version}` is not a version number", hint="--version 0.33.0")
     machine = detect_machine()
     if cuda and cpu:
         raise UsageError("--cuda and --cpu contradict each other", hint="leave one out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -32,6 +33,10 @@ NodeRank = Annotated[
 ]
 
 
+_USER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,254}")
+
+
 class SpringAi(StrEnum):
     V1 = "1"
     V2 = "2"
@@ -58,6 +63,8 @@ def systemd(
 ) -> None:
     """Print a systemd unit: readiness, watchdog, time to load and to drain."""
     deployment = config.load(file).deployment
+    if not _USER_NAME.fullmatch(user):
+        raise UsageError(f"`--run-as {user}` is not the name of a user", hint="--run-as llamarack")
     if node_rank:
         spread = required_spread(deployment, node_rank)
         node = NodeUnit(
@@ -96,6 +103,7 @@ def compose(
 ) -> None:
     """Print a Compose file: cards, volumes, health by the load's deadline, time to drain."""
     deployment = config.load(file).deployment
+    _require_image(image)
     spread = spread_of(deployment)
     if spread is not None and spread.is_here_alone:
         raise UsageError(
@@ -134,6 +142,7 @@ def kubernetes(
 ) -> None:
     """Print Kubernetes manifests: probes by the load's deadline, drain, cards, shared memory, no rights."""
     deployment = config.load(file).deployment
+    _require_image(image)
     cluster = Cluster(name=name, namespace=namespace, image=image, claim=claim, nodes=nodes)
     inside = contained(deployment, _weights_bytes(deployment), node_0=cluster.leader_address)
     print(kubernetes_text(inside, cluster, is_insecure_wanted=deployment.gateway.insecure), end="")
@@ -144,6 +153,11 @@ def kubernetes(
 def containerfile() -> None:
     """Print the Containerfile that makes an image from an offline bundle; every bundle holds it."""
     print(containerfile_text(), end="")
+
+
+def _require_image(image: str) -> None:
+    if not _IMAGE.fullmatch(image):
+        raise UsageError(f"`--image {image}` is not the name of an image", hint=f"--image llamarack:{__version__}")
 
 
 def _unit_advice(name: str, user: str | None) -> list[str]:

@@ -30,14 +30,14 @@ def engine_version(group: Group) -> str | None:
         return None
 
 
-def chosen_model(deployment: Deployment, model: str | None) -> Model:
-    """Raises UsageError where several could be meant."""
+def chosen_model(deployment: Deployment, model: str | None, *, option: str = "--model") -> Model:
+    """`option`: what chooses it on the caller's command line. Raises UsageError where several could be meant."""
     names = [one.name for one in deployment.models]
     if model is None and len(names) > 1:
-        raise UsageError(f"the file has {len(names)} models: {', '.join(names)}", hint=f"--model {names[0]}")
+        raise UsageError(f"the file has {len(names)} models: {', '.join(names)}", hint=f"{option} {names[0]}")
     if model is not None and model not in names:
         listed = ", ".join(names)
-        raise UsageError(f"`--model {model}` is not in the file; there are: {listed}", hint=f"--model {names[0]}")
+        raise UsageError(f"`{option} {model}` is not in the file; there are: {listed}", hint=f"{option} {names[0]}")
     return next(one for one in deployment.models if model in (None, one.name))
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 from rich.table import Table
 
 from llamarack.cli.console import data, people
 from llamarack.cli.serve import StateDir
 from llamarack.cli.status import the_running_rack
+from llamarack.cli.written import require_folder_of
 from llamarack.errors import UsageError
 from llamarack.gateway.keys import Key, KeyFile, new_key, read_keys, write_keys
 from llamarack.gateway.quota import read_usage
@@ -41,13 +47,20 @@ def add(
     tokens_per_day: Day = None,
 ) -> None:
     """Make a key, print it once, keep its SHA-256. A running gateway takes it within a second."""
-    content = read_keys(file) if file.exists() else KeyFile()
-    if any(key.name == name for key in content.keys):
-        raise UsageError(f"there is a key for `{name}` already", hint=f"llamarack keys revoke {name} --file {file}")
     key, digest = new_key()
-    entry = Key(name=name, sha256=digest, created_unix_s=int(time.time()))
+    try:
+        entry = Key(name=name, sha256=digest, created_unix_s=int(time.time()))
+    except ValidationError:
+        raise UsageError(
+            f"`{name}` is no name for a key: 1 to 64 letters, digits, dots, dashes and underscores",
+            hint="llamarack keys add alice",
+        ) from None
     entry = _limited(entry, models, max_parallel, requests_per_minute, tokens_per_day)
-    write_keys(file, KeyFile(keys=[*content.keys, entry]))
+    with _alone(file):
+        content = read_keys(file) if file.exists() else KeyFile()
+        if any(key.name == name for key in content.keys):
+            raise UsageError(f"there is a key for `{name}` already", hint=f"llamarack keys revoke {name} --file {file}")
+        write_keys(file, KeyFile(keys=[*content.keys, entry]))
     print(key)
     people.print(f"[dim]shown once; {file} keeps its SHA-256[/]")
 
@@ -64,10 +77,11 @@ def set_(
     """Change a key's limits; the key stays. A running gateway takes them within a second."""
     if models is None and max_parallel is None and requests_per_minute is None and tokens_per_day is None:
         raise UsageError("no limit was given", hint=f"llamarack keys set {name} --tokens-per-day 1000000")
-    content = read_keys(file)
-    entry = _known(content, name, file)
-    changed = _limited(entry, models, max_parallel, requests_per_minute, tokens_per_day)
-    write_keys(file, KeyFile(keys=[changed if key.name == name else key for key in content.keys]))
+    with _alone(file):
+        content = read_keys(file)
+        entry = _known(content, name, file)
+        changed = _limited(entry, models, max_parallel, requests_per_minute, tokens_per_day)
+        write_keys(file, KeyFile(keys=[changed if key.name == name else key for key in content.keys]))
     people.print(f"{name}: {_limits(changed) or 'no limits'}")
 
 
@@ -82,9 +96,10 @@ def list_(file: File = Path("keys.yaml")) -> None:
 @app.command("revoke")
 def revoke(name: Name, file: File = Path("keys.yaml")) -> None:
     """Take a key away. A running gateway refuses it within a second."""
-    content = read_keys(file)
-    _known(content, name, file)
-    write_keys(file, KeyFile(keys=[key for key in content.keys if key.name != name]))
+    with _alone(file):
+        content = read_keys(file)
+        _known(content, name, file)
+        write_keys(file, KeyFile(keys=[key for key in content.keys if key.name != name]))
     people.print(f"key of {name} revoked")
 
 
@@ -112,6 +127,18 @@ def usage(
         data.print(table)
     else:
         people.print(f"no key has been used on rack {paths.name}")
+
+
+@contextlib.contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Two commands at once would each write what they read, and one key be lost. The folder's lock leaves no file."""
+    require_folder_of(file)
+    folder = os.open(file.absolute().parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _known(content: KeyFile, name: str, file: Path) -> Key:

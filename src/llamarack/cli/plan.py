@@ -11,8 +11,11 @@ import orjson
 import typer
 
 from llamarack import config
-from llamarack.cli.console import data
-from llamarack.cli.plan_text import print_budget, print_plan
+from llamarack.cli.budget_text import print_budget
+from llamarack.cli.console import data, people
+from llamarack.cli.plan_text import print_plan
+from llamarack.cli.unused_options import refuse_unused
+from llamarack.cli.written import write_kept
 from llamarack.config import Deployment, Group, KvDtype, Limits, Model
 from llamarack.engine.builds import build_of, fit_params_of, with_rpc_devices
 from llamarack.errors import UsageError
@@ -30,13 +33,20 @@ from llamarack.plan.planner import plan_model
 from llamarack.plan.ranking import FORMATS
 from llamarack.plan.record import SCHEMA_VERSION, Load, Plan
 from llamarack.plan.shared import plan_deployment
-from llamarack.plan.table import columns, llama2_rows
+from llamarack.plan.table import CardSet, example_sets, llama2_rows
 
 _DEPLOYMENT_SUFFIXES = (".yaml", ".yml")
 _DEFAULT_CONTEXT_TOKENS = 4096
 
 
+# What each form of the command obeys; everything else with it is refused.
+_OF_TABLE = frozenset({"table", "gpus", "context", "concurrency", "input_tokens", "output_tokens", "kv_dtype", "json"})
+_OF_SPLIT = frozenset({"from_", "gpus", "concurrency", "explain", "json", "output"})
+_OF_FILE = frozenset({"model", "gpus", "fit_params", "explain", "json", "output"})
+
+
 def plan(
+    context_: typer.Context,
     model: Annotated[
         Path | None, typer.Argument(metavar="MODEL|FILE", help="A model file or folder, or a deployment file.")
     ] = None,
@@ -63,7 +73,10 @@ def plan(
         Path | None, typer.Option(help="llama-fit-params to compare with. Default: the one on PATH.")
     ] = None,
     explain: Annotated[bool, typer.Option(help="Show all candidates, formulas and sources.")] = False,
-    table: Annotated[Literal["llama2"] | None, typer.Option(help="The budget table of LLaMA-2.")] = None,
+    table: Annotated[
+        Literal["llama2"] | None,
+        typer.Option(help="What LLaMA-2 7B, 13B and 70B take, on example cards or on those of --gpus; needs no model."),
+    ] = None,
     from_: Annotated[
         Path | None, typer.Option("--from", help="A gpu-split.yaml: model_path, split_ratio, context_length, ...")
     ] = None,
@@ -72,33 +85,30 @@ def plan(
 ) -> None:
     """Plan memory, speed and placement before anything is started. Exit status 4 where it does not fit."""
     if table is not None:
-        _print_table(concurrency, json=json)
+        refuse_unused(context_, _OF_TABLE, form="--table", hint="llamarack plan MODEL plans one model")
+        load = _load(_DEFAULT_CONTEXT_TOKENS, context, concurrency, input_tokens, output_tokens)
+        _print_table(gpus, load, _limits(kv_dtype), json=json)
         return
-    machine = _machine(gpus)
     if from_ is not None:
-        _plan_split(from_, machine, concurrency, json=json, output=output, explain=explain)
+        refuse_unused(context_, _OF_SPLIT, form="--from", hint=f"write it into {from_}")
+        _plan_split(from_, _machine(gpus), concurrency, json=json, output=output, explain=explain)
         return
     if model is None:
         raise UsageError("`MODEL` is missing", hint="llamarack plan model.gguf; or --table llama2")
     if model.suffix in _DEPLOYMENT_SUFFIXES:
-        deployment_file = config.load(model).deployment
-        groups = [group for one in deployment_file.models for group in one.groups]
-        machine = with_rpc_devices(machine, groups)
-        found, resolved = plan_deployment(
-            deployment_file, machine, read_model, build_of=lambda group: build_of(group, machine)
-        )
-        if gpus == "auto":
-            for one, group in zip(found, groups, strict=True):
-                if not any(card.is_rpc_busy for card in machine.remotes):  # they would not answer the dry run either
-                    _compare(one, fit_params, group)
-        _finish(found, resolved, json=json, output=output, explain=explain)
+        refuse_unused(
+            context_, _OF_FILE, form="a deployment file",
+            hint=f"edit {model}: `limits` has context_tokens, sequences and kv_dtype, a group engine and path",
+        )  # fmt: skip
+        _plan_file(model, gpus, fit_params, json=json, output=output, explain=explain)
         return
+    machine = _machine(gpus)
     specs = _read([model, *(also or [])], engine)
     limits = _limits(kv_dtype)
     one = plan_model(
         specs[0],
         machine,
-        _load(specs[0], context, concurrency, input_tokens, output_tokens),
+        _load(specs[0].context_train_tokens, context, concurrency, input_tokens, output_tokens),
         model_name=served_name(specs[0]),
         engines=("llamacpp", "vllm") if engine == "auto" else (engine,),
         goal=goal,
@@ -139,15 +149,31 @@ def _limits(kv_dtype: str) -> Limits:
 
 
 def _load(
-    spec: ModelSpec, context: int | None, concurrency: int, input_tokens: int | None, output_tokens: int | None
+    trained: int | None, context: int | None, concurrency: int, input_tokens: int | None, output_tokens: int | None
 ) -> Load:
-    trained = spec.context_train_tokens or _DEFAULT_CONTEXT_TOKENS
-    tokens = context or min(_DEFAULT_CONTEXT_TOKENS, trained)
+    """`trained`: the longest context that the model was trained for, in tokens."""
+    tokens = context or min(_DEFAULT_CONTEXT_TOKENS, trained or _DEFAULT_CONTEXT_TOKENS)
     if (input_tokens or 0) + (output_tokens or 0) > tokens:
         raise UsageError(
             f"`--context` {tokens} is less than --input-tokens plus --output-tokens", hint="raise --context"
         )
     return Load(context_tokens=tokens, concurrency=concurrency, input_tokens=input_tokens, output_tokens=output_tokens)
+
+
+def _plan_file(
+    path: Path, gpus: str, fit_params: Path | None, *, json: bool, output: Path | None, explain: bool
+) -> None:
+    deployment_file = config.load(path).deployment
+    groups = [group for one in deployment_file.models for group in one.groups]
+    machine = with_rpc_devices(_machine(gpus), groups)
+    found, resolved = plan_deployment(
+        deployment_file, machine, read_model, build_of=lambda group: build_of(group, machine)
+    )
+    if gpus == "auto":
+        for one, group in zip(found, groups, strict=True):
+            if not any(card.is_rpc_busy for card in machine.remotes):  # they would not answer the dry run either
+                _compare(one, fit_params, group)
+    _finish(found, resolved, json=json, output=output, explain=explain)
 
 
 def _plan_split(
@@ -197,8 +223,9 @@ def _finish(
         if one.best is None:
             raise does_not_fit(one)
     if output is not None and deployment is not None:
-        output.write_text(config.to_yaml(deployment), encoding="utf-8")
-        typer.echo(f"wrote {output}; next: llamarack serve {output}", err=True)
+        former = write_kept(output, config.to_yaml(deployment))
+        kept = f" (what it was: {former})" if former else ""
+        typer.echo(f"wrote {output}{kept}; next: llamarack serve {output}", err=True)
 
 
 def record(plans: Sequence[Plan]) -> Any:
@@ -208,9 +235,13 @@ def record(plans: Sequence[Plan]) -> Any:
     return {"schema_version": SCHEMA_VERSION, "plans": plans}
 
 
-def _print_table(sequences: int, *, json: bool) -> None:
-    rows = llama2_rows(sequences)
+def _print_table(gpus: str, load: Load, limits: Limits, *, json: bool) -> None:
+    sets = example_sets() if gpus == "auto" else (CardSet(name=gpus, machine=_machine(gpus)),)
+    rows = llama2_rows(sets, load, limits)
     if json:
-        typer.echo(orjson.dumps({"schema_version": SCHEMA_VERSION, "cards": columns(), "rows": rows}))
-    else:
-        print_budget(rows, sequences)
+        names = [one.name for one in sets]
+        typer.echo(orjson.dumps({"schema_version": SCHEMA_VERSION, "load": load, "cards": names, "rows": rows}))
+        return
+    print_budget(rows, [one.name for one in sets], load)
+    if gpus == "auto":
+        people.print('for your own server: --gpus "RTX 4090 x2", or --gpus hardware.json of `check --json`')

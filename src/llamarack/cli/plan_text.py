@@ -8,14 +8,12 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from llamarack.cli.console import data
 from llamarack.cli.fitting import fitting, plain_table
 from llamarack.cli.status_text import short_card
 from llamarack.model.spec import ModelSpec
 from llamarack.plan.explain import explanation
 from llamarack.plan.record import CPU_INDEX, Candidate, CardPlan, Plan
 from llamarack.plan.remarks import describe
-from llamarack.plan.table import Row, columns
 from llamarack.units import format_bytes, format_count, format_duration, format_rate
 
 _SHOWN = 8  # candidates of the table; --explain and --json have all
@@ -85,7 +83,7 @@ def _card_name(card: CardPlan, *, short: bool = False) -> str:
 
 
 def _totals(card: CardPlan) -> Iterable[str]:
-    sizes = (card.total_bytes, card.total_high_bytes, card.memory_free_bytes, card.free_after_bytes)
+    sizes = (card.total_bytes, card.total_high_bytes, max(0, card.memory_free_bytes or 0), card.free_after_bytes)
     return map(format_bytes, sizes)
 
 
@@ -125,29 +123,4 @@ def _candidates_narrow(candidates: Sequence[Candidate]) -> Table:
             format_duration(speed.per_token_s),
             format_duration(speed.first_token_s),
         )
-    return table
-
-
-def print_budget(rows: Sequence[Row], sequences: int) -> None:
-    data.print(fitting(data, data.width, lambda: _budget(rows, sequences), lambda: _budget_narrow(rows)))
-
-
-def _budget_narrow(rows: Sequence[Row]) -> Table:
-    right = frozenset({"at most", *columns()})
-    table = plain_table("model", "file", "engine", "at most", *columns(), right=right)
-    for row in rows:
-        table.add_row(row.model, row.quantization, row.engine, format_bytes(row.total_high_bytes), *row.verdicts)
-    return table
-
-
-def _budget(rows: Sequence[Row], sequences: int) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("model", "precision", "engine", "file"):
-        table.add_column(name)
-    for name in ("weights", f"KV, {sequences} x 4096", "rest", "total", "at most", *columns()):
-        table.add_column(name, justify="right")
-    for row in rows:
-        rest = row.total_bytes - row.terms.weights_bytes - row.terms.kv_bytes
-        sizes = (row.terms.weights_bytes, row.terms.kv_bytes, rest, row.total_bytes, row.total_high_bytes)
-        table.add_row(row.model, row.precision, row.engine, row.quantization, *map(format_bytes, sizes), *row.verdicts)
     return table

@@ -54,15 +54,15 @@ def deployment_of(name: str) -> Deployment | None:
 
 @asynccontextmanager
 async def open_side(
-    name: str, *, model: str | None, key_file: Path | None, on_entry: Callable[[Entry], None]
+    name: str, *, model: str | None, option: str, key_file: Path | None, on_entry: Callable[[Entry], None]
 ) -> AsyncIterator[OpenSide]:
-    """Raises what `serve` would, or UsageError."""
+    """`option`: what chose `model`, for messages. Raises what `serve` would, or UsageError."""
     deployment = deployment_of(name)
     if deployment is None:
         target = parse_target(name, api_key=read_key(key_file))
         yield OpenSide(target=target, model=model, facts=Facts(), slots=None, is_ours=False)
         return
-    served = chosen_model(deployment, model)
+    served = chosen_model(deployment, model, option=option)
     facts = read_facts(deployment, served)
     slots = min(group.limits.sequences for group in served.groups)
     running = await _running_url(Path(name), deployment)

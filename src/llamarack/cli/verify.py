@@ -190,10 +190,12 @@ class Sides:
     @asynccontextmanager
     async def _asker(self, role: str, name: str, model: str | None) -> AsyncIterator[tuple[Asker, Side, OpenSide]]:
         people.print(f"[bold]{role}[/]: {name}")
-        async with open_side(name, model=model, key_file=self._key_file, on_entry=print_entry) as opened:
+        option = f"--{role.partition(',')[0]}-model"
+        opening = open_side(name, model=model, option=option, key_file=self._key_file, on_entry=print_entry)
+        async with opening as opened:
             client = Client(opened.target)
             with contextlib.closing(client):
-                served = (await model_name(client, opened.model))[0]
+                served = (await model_name(client, opened.model, option=option))[0]
                 side = Side(name=name, url=opened.target.url, model=served, facts=opened.facts)
                 asker = Asker(client, served, top=self._passes.top, timeout_s=self._timeout_s)
                 yield asker, side, opened

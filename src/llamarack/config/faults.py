@@ -14,6 +14,15 @@ from llamarack.config.models import MODELS
 from llamarack.config.records import Deployment, Group, Model
 from llamarack.errors import ConfigError
 
+# Where pydantic speaks of Python.
+_WORDS = {
+    "model_type": "should be a mapping of keys to values",
+    "dict_type": "should be a mapping of keys to values",
+    "is_instance_of": "should be a path",
+    "string_type": "should be text",
+    "string_pattern_mismatch": "has characters that it may not have",
+}
+
 
 def explained(error: ValidationError, where: str, lines: Mapping[str, int]) -> ConfigError:
     """One ConfigError for the first fault; further faults are counted in the hint."""
@@ -40,6 +49,8 @@ def explained(error: ValidationError, where: str, lines: Mapping[str, int]) -> C
         shown = shown if len(shown) < 80 else shown[:77] + "..."
         message = f"`{key}`: {_sentence(faults, _key_of(first['loc']))}, {shown} given"
         hint = _expected(first["loc"])
+        if first["type"] == "string_type" and isinstance(given, int | float):
+            hint = f'write it in quotes: "{shown}"'
     line = f" line {place}" if place else ""
     others = len({_key_of(fault["loc"]) for fault in faults}) - 1
     if others:
@@ -49,7 +60,7 @@ def explained(error: ValidationError, where: str, lines: Mapping[str, int]) -> C
 
 def _sentence(faults: list[Any], key: str) -> str:
     """What the alternatives of a field would have accepted, in words."""
-    texts = [str(fault["msg"]) for fault in faults if _key_of(fault["loc"]) == key]
+    texts = [_WORDS.get(fault["type"], str(fault["msg"])) for fault in faults if _key_of(fault["loc"]) == key]
     bare = [text.removeprefix("Input ") for text in texts]
     return " or ".join(dict.fromkeys(text[:1].lower() + text[1:] for text in bare))
 

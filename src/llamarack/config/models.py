@@ -18,7 +18,9 @@ R = TypeVar("R", bound=records.Record)
 
 # By the name that the records use.
 _KINDS: dict[str, Any] = {
-    "Count": Annotated[int, Field(ge=1)],
+    "Count": Annotated[int, Field(ge=1, le=2**31 - 1)],  # what engines keep in 32 bits
+    "Bytes": Annotated[int, Field(ge=1)],
+    "Replicas": Annotated[int, Field(ge=1, le=256)],
     "Natural": Annotated[int, Field(ge=0)],
     "Port": Annotated[int, Field(ge=0, le=65535)],
     "Workers": Annotated[int, Field(ge=1, le=64)],

@@ -20,6 +20,8 @@ Engine = Literal["llamacpp", "vllm", "transformers"]
 KvDtype = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "auto", "fp8", "fp8_e5m2"]
 # Kinds of values, whose bounds are in `models`.
 Count = int
+Bytes = int
+Replicas = int
 Natural = int
 Port = int
 Workers = int
@@ -55,7 +57,7 @@ class Limits(Record):
     batch_tokens: Literal["auto"] | Count = field(default="auto", metadata=_says("tokens of one engine step"))
     kv_dtype: KvDtype = field(default="f16", metadata=_says("element type of the KV cache"))
     kv_unified: bool = field(default=False, metadata=_says("llamacpp: one KV pool shared by all slots"))
-    kv_cache_bytes: Literal["auto"] | Count = field(
+    kv_cache_bytes: Literal["auto"] | Bytes = field(
         default="auto", metadata=_says("vllm: KV cache per card; wins over fraction")
     )
     gpu_memory_fraction: Fraction = field(default=0.90, metadata=_says("vllm: share of each card's total memory"))
@@ -70,7 +72,7 @@ class Group(Record):
 
     engine: Engine = field(default="llamacpp", metadata=_says("which engine runs the replicas"))
     path: FilePath | None = field(default=None, metadata=_says("model for this engine; default: the model's"))
-    replicas: Count = field(default=1, metadata=_says("full copies of the model; requests are spread over them"))
+    replicas: Replicas = field(default=1, metadata=_says("full copies of the model; requests are spread over them"))
     gpus: Literal["auto"] | list[int | str | list[int | str]] = field(
         default="auto",
         metadata=_says("card indices or UUIDs, one list per replica; [] = CPU; auto = planned at start"),
@@ -157,7 +159,9 @@ class Defaults(Record):
 class Model(Record):
     """One name that clients can ask for."""
 
-    name: ModelName = field(metadata=_says("the id clients send"))
+    name: ModelName = field(
+        metadata=_says("the id clients send: letters, digits and . _ : / @ -, a letter or digit first")
+    )
     path: FilePath = field(metadata=_says("model file or folder; nothing is downloaded"))
     tokenizer: FilePath | None = field(
         default=None, metadata=_says("default: the model's; checked against the weights")

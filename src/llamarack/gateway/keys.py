@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from llamarack.errors import ConfigError, Unauthorized
+from llamarack.yaml_text import parse_yaml, read_text
 
 _PREFIX = "lr-"
 _RECHECK_S = 1.0
@@ -46,13 +47,11 @@ def read_keys(path: Path) -> KeyFile:
     """Raises ConfigError for a file that is missing, readable by others, or not a keys file."""
     try:
         mode = path.stat().st_mode
-        value = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ConfigError(
             f"keys file `{path}` cannot be read: {error.strerror}", hint=f"llamarack keys add NAME --file {path}"
         ) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"keys file `{path}` is not YAML: {error}") from error
+    value = parse_yaml(read_text(path, "keys file"), str(path)).value
     if mode & 0o007:
         raise ConfigError(f"keys file `{path}` is open to every user", hint=f"chmod 600 {path}")
     try:
@@ -89,7 +88,7 @@ class Keys:
 
     def require(self, headers: Mapping[str, str]) -> Key:
         """The caller's entry. Raises Unauthorized. Reads `authorization: Bearer` and `api-key`."""
-        self._refresh()
+        self.refresh()
         given = headers.get("authorization", "")
         scheme, _, token = given.partition(" ")
         key = (token.strip() if scheme.lower() == "bearer" else "") or headers.get("api-key", "")
@@ -104,10 +103,11 @@ class Keys:
             raise Unauthorized("this API key is not known here", hint="llamarack keys list shows which are")
         return found
 
-    def _refresh(self) -> None:
+    def refresh(self) -> KeyFile:
+        """The keys that hold now: what `require` found holds as long as this is the same object."""
         now = time.monotonic()
         if now - self._checked_monotonic_s < _RECHECK_S:
-            return
+            return self._content
         self._checked_monotonic_s = now
         stamp = self._file_stamp()
         if stamp is not None and stamp != self._stamp:
@@ -116,6 +116,7 @@ class Keys:
                 self._stamp = stamp
             except ConfigError:
                 pass
+        return self._content
 
     def _file_stamp(self) -> tuple[int, int, int] | None:
         try:

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from llamarack.errors import ConfigError
+from llamarack.yaml_text import parse_yaml, read_text
 
 SCHEMA_VERSION = 1
 TEMPLATES = ("default", "one-card-against-several", "one-client-against-many", "q8-against-fp16")
@@ -88,22 +88,12 @@ def load_gates(name: str) -> Gates:
     if name in TEMPLATES:
         text = resources.files("llamarack.judge").joinpath("data", f"{name}.yaml").read_text(encoding="utf-8")
     else:
-        try:
-            text = Path(name).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(
-                f"gates file `{name}`: {error.strerror}", hint=f"a file, or one of {', '.join(TEMPLATES)}"
-            ) from error
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"gates file `{name}` is not UTF-8 text") from error
+        text = read_text(Path(name), "gates file", hint=f"a file, or one of {', '.join(TEMPLATES)}")
     return parse_gates(text, source=name)
 
 
 def parse_gates(text: str, *, source: str) -> Gates:
-    try:
-        value: Any = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"`{source}` is not YAML: {error}", hint="check the indentation and quotes there") from error
+    value = parse_yaml(text, source).value
     if not isinstance(value, dict):
         raise ConfigError(f"`{source}` holds no mapping", hint="start with `schema_version: 1` and `gates:`")
     value.setdefault("schema_version", SCHEMA_VERSION)

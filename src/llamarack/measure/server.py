@@ -94,7 +94,8 @@ async def ask_server(client: Client, *, model: str | None, endpoint: Endpoint) -
     )
 
 
-async def model_name(client: Client, model: str | None) -> tuple[str, float]:
+async def model_name(client: Client, model: str | None, *, option: str = "--model") -> tuple[str, float]:
+    """`option`: what chooses it on the caller's command line."""
     try:
         answers = [await client.call("GET", "/v1/models", timeout_s=_TIMEOUT_S) for _ in range(3)]
     except (OSError, TimeoutError) as error:
@@ -111,13 +112,13 @@ async def model_name(client: Client, model: str | None) -> tuple[str, float]:
     if model is not None:
         if names and model not in names:
             raise UsageError(
-                f"`--model {model}` is not served; there are: {', '.join(names)}", hint=f"--model {names[0]}"
+                f"`{option} {model}` is not served; there are: {', '.join(names)}", hint=f"{option} {names[0]}"
             )
         return model, round_trip_s
     if len(names) != 1:
         raise UsageError(
             f"`{client.target.url}` lists {len(names)} models; one must be chosen",
-            hint=f"--model {names[0]}" if names else "--model NAME",
+            hint=f"{option} {names[0] if names else 'NAME'}",
         )
     return names[0], round_trip_s
 

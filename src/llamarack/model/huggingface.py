@@ -16,6 +16,7 @@ from typing import Any
 
 from llamarack.errors import ModelError
 from llamarack.model import quantization
+from llamarack.model.foreign import foreign_folder
 from llamarack.model.json_file import read_object
 from llamarack.model.safetensors import INDEX_NAME, read_index, read_tensors, weight_files
 from llamarack.model.spec import ModelFormat, ModelSpec, Quantization, Tensor
@@ -32,7 +33,7 @@ def read_huggingface(folder: Path) -> ModelSpec:
     """Raises ModelError, or OSError."""
     config_file = folder / "config.json"
     if not config_file.is_file():
-        raise ModelError(f"`{folder}` has no config.json", hint="name a GGUF file, or a model's whole folder")
+        raise foreign_folder(folder)
     config = _Config(config_file, read_object(config_file))
     files = weight_files(folder)
     tensors = _read_all(folder, files)

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from llamarack.errors import ModelError
+from llamarack.model.foreign import SNIFF_BYTES, stand_in
 
 CONFIG_MAX_BYTES = 4 * 1024**2  # config.json has 1 kB, tokenizer_config.json of LLaMA-3 51 kB
 DAMAGED = "the file is damaged or foreign: copy or download it again"
@@ -19,7 +20,10 @@ def read_object(path: Path, *, max_bytes: int = CONFIG_MAX_BYTES) -> dict[str, A
     if size_bytes > max_bytes:
         raise ModelError(f"`{path}` has {size_bytes:,} bytes, the bound is {max_bytes:,}", hint=DAMAGED)
     with path.open("rb") as file:
-        return parse_object(file.read(max_bytes), str(path))
+        raw = file.read(max_bytes)
+    if failed := stand_in(path, raw[:SNIFF_BYTES]):
+        raise failed
+    return parse_object(raw, str(path))
 
 
 def parse_object(raw: bytes, where: str) -> dict[str, Any]:

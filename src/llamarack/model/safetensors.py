@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from llamarack.errors import ModelError
+from llamarack.model.foreign import SNIFF_BYTES, stand_in
 from llamarack.model.json_file import DAMAGED, parse_object, read_object
 from llamarack.model.spec import Tensor
 
@@ -32,13 +33,17 @@ def read_tensors(path: Path) -> tuple[Tensor, ...]:
     """The tensors of one file, checked against its size. Raises ModelError, or OSError."""
     with path.open("rb") as file:
         file_bytes = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(8), "little")
+        start = file.read(SNIFF_BYTES)
+        if failed := stand_in(path, start):
+            raise failed
+        length = int.from_bytes(start[:8], "little")
         if file_bytes < 8 or length > file_bytes - 8:
             raise ModelError(f"`{path}` has {file_bytes:,} bytes, its header alone claims {length:,}", hint=DAMAGED)
         if length > MAX_HEADER_BYTES:
             raise ModelError(
                 f"`{path}` claims a header of {length:,} bytes, the bound is {MAX_HEADER_BYTES:,}", hint=DAMAGED
             )
+        file.seek(8)
         entries = parse_object(file.read(length), f"{path} (header)")
     tensors, spans = [], []
     for name, entry in entries.items():

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from llamarack.errors import ModelError
+from llamarack.model.foreign import SNIFF_BYTES, stand_in
 
 MAX_FILE_BYTES = 16 * 1024**2  # LLaMA's has 0.5 MB, the largest known about 5 MB
 MAX_PIECES = 1_000_000
@@ -23,6 +24,8 @@ def read_pieces(path: Path) -> list[str] | None:
             f"`{path}` has {size_bytes:,} bytes, the bound is {MAX_FILE_BYTES:,}", hint="copy or download it again"
         )
     raw = path.read_bytes()[:MAX_FILE_BYTES]
+    if failed := stand_in(path, raw[:SNIFF_BYTES]):
+        raise failed
     if not raw.startswith(b"\x0a"):  # field 1, length-delimited: the first piece
         return None
     pieces = []

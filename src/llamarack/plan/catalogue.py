@@ -12,8 +12,12 @@ from llamarack.hardware.machine import Card, Host, Link, LinkKind, Machine
 from llamarack.plan.engine_data import data_file
 from llamarack.units import GIB, MIB
 
-_COUNTED = re.compile(r"^(?P<name>.+?)\s*[x×*]\s*(?P<count>\d{1,3})$", re.IGNORECASE)
-_MOST_CARDS = 64
+_COUNTED = (
+    re.compile(r"^(?P<name>.+?)\s*[x×*]\s*(?P<count>\d{1,9})$", re.IGNORECASE),
+    re.compile(r"^(?P<count>\d{1,9})\s*[x×*]\s*(?P<name>.+)$", re.IGNORECASE),
+)
+_LEAST_END = 4  # characters of a name's end that stand for it: `4090`
+MOST_CARDS = 64
 # A machine that only its cards are known of gets a host that is no bottleneck for memory: twice the cards' memory.
 _HOST_MEMORY_FACTOR = 2
 
@@ -56,6 +60,15 @@ def find_card(name: str) -> CatalogueCard | None:
     return _by_key().get(_key(name))
 
 
+def _typed_card(name: str) -> CatalogueCard | None:
+    """As people type it: an end that only one card has will do."""
+    key, known = _key(name), _by_key()
+    if key in known or len(key) < _LEAST_END:
+        return known.get(key)
+    ends = {known[one].name: known[one] for one in known if one.endswith(key)}
+    return next(iter(ends.values())) if len(ends) == 1 else None
+
+
 @cache
 def _by_key() -> dict[str, CatalogueCard]:
     return {_key(name): card for card in catalogue() for name in (card.name, *card.aliases)}
@@ -69,9 +82,12 @@ def _key(name: str) -> str:
 def machine_of(text: str) -> Machine:
     """`RTX 3090 x2 + A100-80 x1`. Raises UsageError for a name that is not in the catalogue, with the nearest."""
     counted = [_counted(item.strip(), text) for item in re.split(r"[+,]", text)]
+    total = sum(count for _, count in counted)
+    if total > MOST_CARDS:
+        raise UsageError(
+            f"`--gpus`: at most {MOST_CARDS} cards, {total} given", hint="one rack stands on one server: name its cards"
+        )
     kinds = [kind for kind, count in counted for _ in range(count)]
-    if len(kinds) > _MOST_CARDS:
-        raise UsageError(f"`--gpus`: at most {_MOST_CARDS} cards, {len(kinds)} given")
     same = len({kind.name for kind in kinds}) == 1
     link = kinds[0].link if same else LinkKind.PCIE_HOST
     cards = tuple(_card(index, kind, len(kinds), link) for index, kind in enumerate(kinds))
@@ -89,19 +105,23 @@ def machine_of(text: str) -> Machine:
 def _counted(item: str, text: str) -> tuple[CatalogueCard, int]:
     if not item:
         raise UsageError(f"`--gpus`: `{text}` has an empty item", hint='--gpus "RTX 4090 x2 + A100-80 x1"')
-    match = None if find_card(item) else _COUNTED.match(item)  # `RTX 4090` ends like a count
-    name = match["name"] if match else item
-    count = int(match["count"]) if match else 1
-    card = find_card(name)
+    # `RTX 4090` ends like a count, `4090 x2` begins like one.
+    matches = [match for form in _COUNTED if (match := form.match(item))]
+    readings = [(item, 1), *((match["name"], int(match["count"])) for match in matches)]
+    card, count = next(((card, count) for name, count in readings if (card := _typed_card(name))), (None, 0))
     if card is None:
-        known = {alias: kind for kind in catalogue() for alias in (kind.aliases[0], kind.name)}
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-        hint = "did you mean " + " or ".join(f"`{one}`" for one in near) + "?" if near else None
-        names = ", ".join(kind.aliases[0] for kind in catalogue())
-        raise UsageError(f"`--gpus`: no card `{name}` in the catalogue", hint=hint or f"known: {names}")
+        raise _unknown_card(readings[min(1, len(matches))][0])
     if count < 1:
-        raise UsageError(f"`--gpus`: at least 1 of `{name}`, {count} given")
+        raise UsageError(f"`--gpus`: at least 1 of `{card.aliases[0]}`, {count} given")
     return card, count
+
+
+def _unknown_card(name: str) -> UsageError:
+    known = {alias: kind for kind in catalogue() for alias in (kind.aliases[0], kind.name)}
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    hint = "did you mean " + " or ".join(f"`{one}`" for one in near) + "?" if near else None
+    names = ", ".join(kind.aliases[0] for kind in catalogue())
+    return UsageError(f"`--gpus`: no card `{name}` in the catalogue", hint=hint or f"known: {names}")
 
 
 def _card(index: int, kind: CatalogueCard, count: int, link: LinkKind) -> Card:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from llamarack.config import Group, Limits
 from llamarack.errors import ConfigError
+from llamarack.yaml_text import parse_yaml, read_text
 
 _KEYS = "model_path, main_gpu, split_ratio, context_length, batch_size, threads"
 
@@ -35,12 +35,7 @@ class Translated:
 
 def read_gpu_split(path: Path, *, sequences: int) -> Translated:
     """Card i gets share i of `split_ratio`. Raises ConfigError naming the key at fault."""
-    try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"`{path}` cannot be read: {error.strerror or error}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"`{path}` is not YAML: {error}") from error
+    value = parse_yaml(read_text(path, "file"), str(path)).value
     try:
         asked = GpuSplit.model_validate(value)
     except ValidationError as error:

@@ -26,10 +26,11 @@ from typing import Any
 import orjson
 import yaml
 
-from llamarack.errors import LlamarackError, UsageError
-from llamarack.paths import RackPaths, install_folder
+from llamarack.errors import ConfigError, LlamarackError, UsageError
+from llamarack.paths import RackPaths, faults_dir, install_folder
 from llamarack.ship.mask import Mask, is_secret_name, is_secret_option
 from llamarack.version import __version__
+from llamarack.yaml_text import parse_yaml, read_text
 
 SCHEMA_VERSION = 1
 _COMMAND_TIMEOUT_S = 90.0
@@ -118,6 +119,9 @@ def collect(asked: Asked, mask: Mask, tell: Callable[[str], None]) -> Collected:
     if asked.file is not None:
         with _part(found, mask, "deployment.yaml"):
             found.parts["deployment.yaml"] = _deployment(asked.file, mask)
+    for path in sorted(faults_dir().glob("*.json")):
+        with _part(found, mask, f"faults/{path.name}"):
+            found.parts[f"faults/{path.name}"] = _json(mask.value(orjson.loads(path.read_bytes())))
     for rack in asked.racks:
         tell(f"state and logs of rack {rack.name}")
         _collect_rack(found, rack, mask)
@@ -136,8 +140,8 @@ def known_secrets(asked: Asked, environment: Mapping[str, str]) -> set[str]:
             with contextlib.suppress(ValueError):
                 secrets |= set(_under_secret_names(orjson.loads(line)))
     if asked.file is not None:
-        with contextlib.suppress(OSError, yaml.YAMLError):
-            value = yaml.safe_load(asked.file.read_text())
+        with contextlib.suppress(ConfigError):
+            value = parse_yaml(read_text(asked.file, "file"), str(asked.file)).value
             secrets |= set(_under_secret_names(value))
             secrets |= {text for text in _of_env(value) if not text.startswith("/") and not text.isdigit()}
     # A path may be named like a secret (`API_KEY_FILE`); what it names is not read into the archive anyway.
@@ -208,7 +212,7 @@ def _tail(path: Path) -> list[bytes]:
 
 def _deployment(path: Path, mask: Mask) -> bytes:
     """The file without comments (they may say anything), the values of `env` and what stands under secrets' names."""
-    value = yaml.safe_load(path.read_text())
+    value = parse_yaml(read_text(path, "file"), str(path)).value
     return yaml.safe_dump(mask.value(_without_env(value)), sort_keys=False, allow_unicode=True).encode()
 
 

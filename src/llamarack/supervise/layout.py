@@ -217,9 +217,9 @@ def _require_fit(model: Model, candidate: Candidate) -> None:
     if candidate.fits:
         return
     worst = min(candidate.cards, key=lambda card: card.free_after_bytes)
-    reasons = "; ".join(candidate.reasons)
+    reasons = "; ".join(dict.fromkeys(candidate.reasons))
     raise DoesNotFit(
         f"model `{model.name}` needs {format_bytes(worst.total_high_bytes)} on {worst.name}, "
-        f"{format_bytes(worst.memory_free_bytes)} are free" + (f" ({reasons})" if reasons else ""),
+        f"{format_bytes(max(0, worst.memory_free_bytes or 0))} are free" + (f" ({reasons})" if reasons else ""),
         hint=f"llamarack plan {model.path} shows what fits",
     )

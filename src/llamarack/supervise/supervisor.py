@@ -78,6 +78,7 @@ class Supervisor:
     ) -> None:
         self.deployment = deployment
         self.source = source
+        self._asked_source = source  # of the change that runs: a failed one leaves `source`
         self.paths = paths
         self._planner = planner or plan_on_this_machine
         self.journal = Journal(paths.events)
@@ -196,6 +197,7 @@ class Supervisor:
 
     def commit(self, change: Change) -> None:
         self.deployment = change.deployment
+        self.source = self._asked_source
         self.generation = change.generation
         self.restarts = _restart_policy(change.deployment)
         self.drain_s = change.deployment.supervise.drain_s
@@ -257,8 +259,7 @@ class Supervisor:
         }
         if dry_run or told["unchanged"]:
             return told
-        if source is not None:
-            self.source = source
+        self._asked_source = source or self.source
         for warning in prepared.warnings:
             self.journal.warn("settings", warning)
         self._begin(change)
