@@ -39,6 +39,8 @@ _WEIGHTS = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDisk:
+    """The disk that a model lies on."""
+
     path: str
     size_bytes: int  # of the weight files
     file_system: str | None

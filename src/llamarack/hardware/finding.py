@@ -14,6 +14,8 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
+    """One thing that is wrong or worth knowing, with what to do about it."""
+
     code: str
     severity: Severity
     subject: str

@@ -98,6 +98,8 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
+    """One server, as a plan sees it."""
+
     schema_version: int = SCHEMA_VERSION
     host: Host
     cards: tuple[Card, ...] = ()

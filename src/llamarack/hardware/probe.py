@@ -38,6 +38,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Events:
+    """What a child of a probe told, and how it ended."""
+
     status: Status
     events: tuple[dict[str, Any], ...]
     detail: str | None = None

@@ -99,6 +99,8 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufHeader:
+    """All that stands before the weights of one file."""
+
     path: Path
     version: int
     metadata: dict[str, Value]

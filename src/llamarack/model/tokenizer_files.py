@@ -23,6 +23,8 @@ JSON_MAX_BYTES = 64 * 1024**2  # LLaMA-3's has 9 MB, the largest known 35 MB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFiles:
+    """What the tokenizer's files of a folder say together."""
+
     identity: TokenizerIdentity
     pieces: tuple[str, ...]
     chat_template: str | None

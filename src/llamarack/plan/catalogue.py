@@ -24,6 +24,8 @@ _HOST_MEMORY_FACTOR = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueCard:
+    """A card as its data sheet has it."""
+
     name: str
     aliases: tuple[str, ...]
     memory_total_bytes: int

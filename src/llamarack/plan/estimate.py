@@ -8,7 +8,7 @@ from typing import Literal
 
 from llamarack.config import Group
 from llamarack.hardware.machine import Card, Machine
-from llamarack.plan import llamacpp_group, torch_group, vllm_group
+from llamarack.plan import llamacpp_group
 from llamarack.plan.calibration import Calibration, best_calibration
 from llamarack.plan.cpu_speed import predict_cpu
 from llamarack.plan.devices import claim, is_tight
@@ -17,7 +17,6 @@ from llamarack.plan.record import Candidate, Load, Predicted
 from llamarack.plan.replica import ReplicaPlan
 from llamarack.plan.shape import ModelShape
 from llamarack.plan.speed import Placed, calibrated, kv_element_bytes, predict, predict_closed_loop
-from llamarack.plan.vllm_shard import stage_layers
 
 Replicas = tuple[tuple[Card, ...], ...]
 
@@ -41,6 +40,8 @@ def plan_replica(
     """`needed_sequences`: full-length sequences that a vLLM KV cache must hold; llama.cpp reserves all of its own."""
     arguments = (setting.shape, group, setting.machine, cards, held)
     if group.engine == "vllm":
+        from llamarack.plan import vllm_group  # each engine's plan is imported where one is made
+
         return vllm_group.plan_replica(
             *arguments,
             setting.engine_version,
@@ -48,6 +49,8 @@ def plan_replica(
             is_kv_shared=setting.is_kv_shared,
         )
     if group.engine == "transformers":
+        from llamarack.plan import torch_group
+
         return torch_group.plan_replica(*arguments)
     return llamacpp_group.plan_replica(*arguments, setting.engine_version)
 
@@ -144,7 +147,7 @@ def _speed(
                 kv_element_bytes=kv_element_bytes(group.engine, plan.kv_dtype),
                 engine_version=setting.engine_version,
                 card_shares=plan.tensor_split if group.split_mode == "tensor" else None,
-                is_eager=vllm_group.is_eager(group),
+                is_eager=_is_eager(group),
             )
             speed = predict_one(setting.shape, placed, setting.load, max(setting.load.concurrency / len(plans), 1.0))
             each[key] = calibrated(speed, _calibration(setting, group.engine, cards))
@@ -191,11 +194,21 @@ def _calibration(setting: Setting, engine: str, cards: tuple[Card, ...]) -> Cali
     )
 
 
+def _is_eager(group: Group) -> bool:
+    if group.engine != "vllm":
+        return False
+    from llamarack.plan import vllm_group
+
+    return vllm_group.is_eager(group)
+
+
 def _stages(
     shape: ModelShape, group: Group, cards: tuple[Card, ...], plan: ReplicaPlan
 ) -> tuple[tuple[tuple[Card, ...], float], ...]:
     """Cards that share layers, and their part of all layers, in order."""
     if group.engine == "vllm":
+        from llamarack.plan.vllm_shard import stage_layers
+
         degree = group.tensor_parallel
         spans = stage_layers(shape.spec.layers, group.pipeline_parallel)
         return tuple(

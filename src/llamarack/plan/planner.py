@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from llamarack.config import Group, Limits
 from llamarack.hardware.machine import Card, Machine
@@ -13,10 +14,11 @@ from llamarack.plan.devices import free_bytes, remote_cards, replica_cards
 from llamarack.plan.estimate import Setting, estimate
 from llamarack.plan.limits import with_limits
 from llamarack.plan.nodes import node_of
-from llamarack.plan.ranking import Goal, Question, ranked_candidates
 from llamarack.plan.record import Candidate, Load, Plan
-from llamarack.plan.remarks import remarks
 from llamarack.plan.shape import shape_of
+
+if TYPE_CHECKING:
+    from llamarack.plan.ranking import Goal
 
 
 def plan_group(
@@ -85,6 +87,12 @@ def plan_model(
     `others`: the same model in other files (another format, other quantisations). Of files that run on the same
     engine the finer one wins where both fit: Q8_0 before Q4_K_M.
     """
+    from llamarack.plan.ranking import (  # a start plans what its file says, and ranks nothing
+        Question,
+        ranked_candidates,
+    )
+    from llamarack.plan.remarks import remarks
+
     question = Question(
         shapes=tuple(shape_of(one) for one in (spec, *others)),
         machine=machine,

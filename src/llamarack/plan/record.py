@@ -39,6 +39,8 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardPlan:
+    """One device of a replica: what it has, and what each term takes of it."""
+
     index: int
     name: str
     uuid: str | None

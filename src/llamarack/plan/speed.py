@@ -14,7 +14,7 @@ from functools import cache
 from math import ceil, hypot
 
 from llamarack.hardware.machine import Card, Machine
-from llamarack.plan import llamacpp, vllm
+from llamarack.plan import llamacpp
 from llamarack.plan.calibration import Calibration
 from llamarack.plan.catalogue import find_card
 from llamarack.plan.engine_data import data_file, version_key
@@ -43,6 +43,8 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Card:
+    """What one card reaches: bytes and operations a second."""
+
     bandwidth: float
     arithmetic: float
     llamacpp_arithmetic: float
@@ -50,6 +52,8 @@ class _Card:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTimes:
+    """What one version of an engine spends beside reading and multiplying."""
+
     engine: str
     version: str
     kernel_us: float
@@ -297,7 +301,12 @@ def kv_bytes_per_token(shape: ModelShape, engine: str, kv_dtype: str) -> float:
 
 
 def kv_element_bytes(engine: str, kv_dtype: str) -> float:
-    table = vllm.KV_ELEMENT_BYTES if engine == "vllm" else llamacpp.KV_ELEMENT_BYTES
+    if engine == "vllm":
+        from llamarack.plan import vllm  # each engine's plan is imported where one is made
+
+        table = vllm.KV_ELEMENT_BYTES
+    else:
+        table = llamacpp.KV_ELEMENT_BYTES
     return table.get(kv_dtype, 2.0)
 
 

@@ -25,6 +25,8 @@ KV_ELEMENT_BYTES = {"auto": 2.0, "f16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp8_e5m2"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
+    """What of vLLM's options moves memory."""
+
     sequences: int  # max_num_seqs
     context_tokens: int  # max_model_len
     kv_dtype: str
@@ -36,6 +38,8 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
+    """What was measured of one version."""
+
     version: str
     graph_mib_per_piecewise_layer: float  # a graph of any batch, cut at each layer's attention
     graph_mib_per_full_layer: float  # a graph of a batch that only decodes, in one piece

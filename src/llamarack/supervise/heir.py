@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from llamarack.config import Deployment
 from llamarack.engine.adaptor import Adaptor
-from llamarack.supervise import generation
-from llamarack.supervise.canary import Trial
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.keeping import KeptChild, attach_child
 from llamarack.supervise.memory_file import Memory, SavedChange, SavedReplica
@@ -16,6 +15,9 @@ from llamarack.supervise.replica import Replica
 from llamarack.supervise.replica_record import Remembered, ReplicaSpec
 from llamarack.supervise.spec_json import deployment_from_json, spec_from_json, spec_to_json
 from llamarack.supervise.state import State
+
+if TYPE_CHECKING:
+    from llamarack.supervise.canary import Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,8 @@ async def take_back(
     """
     if remembered is None:
         return Heritage(generation=1, specs=specs, adopted={})
+    from llamarack.supervise import generation  # a first start has nothing to match
+
     attached = [each for saved in remembered.replicas if (each := await _attach(saved)) is not None]
     number = remembered.generation + 1
     present = [generation.Present(id=saved.id, fingerprint=saved.fingerprint) for saved, _ in attached]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llamarack.errors import NeverReady
-from llamarack.hardware.disk import file_system_of
 from llamarack.hardware.host import read_host
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.loading import Load, read_state, slow_causes
@@ -53,4 +52,6 @@ def look_at(load: Load, spec: ReplicaSpec, pid: int | None, log: Path, log_from_
 
 
 def _why_slow(load: Load, model: Path) -> Sequence[str]:
+    from llamarack.hardware.disk import file_system_of
+
     return slow_causes(load, time.monotonic(), file_system=file_system_of(model), host=read_host())

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamarack.hardware.disk import is_network
 from llamarack.hardware.machine import Host
 from llamarack.units import GIB, MIB, format_bytes
 
@@ -117,6 +116,8 @@ def slow_causes(load: Load, now_monotonic_s: float, *, file_system: str | None, 
     still_s = now_monotonic_s - load.moved_s
     if still_s >= min(STILL_S, load.deadline_s / 2):
         causes.append(f"no output, no processor time and no memory for {still_s:.0f} s")
+    from llamarack.hardware.disk import is_network  # asked about slow loads alone
+
     if is_network(file_system):
         causes.append(f"the model lies on a network file system ({file_system}): copy it to a local NVMe disk")
     read = state.read_bytes or 0

@@ -6,17 +6,19 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from llamarack.config import Group, plain
-from llamarack.supervise.canary import Trial
 from llamarack.supervise.degrade import Rung
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.replica_record import Death, Degraded, Remembered
 from llamarack.supervise.state import State
 from llamarack.supervise.table import endpoint_from_json, endpoint_to_json
+
+if TYPE_CHECKING:
+    from llamarack.supervise.canary import Trial
 
 SCHEMA_VERSION = 1
 
@@ -34,6 +36,8 @@ class SavedReplica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedGateway:
+    """One gateway worker that runs."""
+
     control_socket: Path
     start_ticks: int | None
     settings: str  # what the worker was started with, so that a changed file is noticed
@@ -41,6 +45,8 @@ class SavedGateway:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
+    """What one supervisor leaves to the next."""
+
     supervisor_pid: int
     gateways: Sequence[SavedGateway]
     replicas: Sequence[SavedReplica]
@@ -163,6 +169,8 @@ def _replica(value: dict[str, Any]) -> SavedReplica:
 def _change(value: dict[str, Any] | None) -> SavedChange | None:
     if value is None:
         return None
+    from llamarack.supervise.canary import Trial
+
     return SavedChange(**{**value, "trial": Trial(**value["trial"]) if value["trial"] else None})
 
 

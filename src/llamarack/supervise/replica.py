@@ -42,7 +42,6 @@ from llamarack.supervise.replica_record import Death, Degraded, Remembered, Repl
 from llamarack.supervise.spawning import spawn
 from llamarack.supervise.start_order import take_load_lock, until_room
 from llamarack.supervise.state import Event, RestartPolicy, State, next_state
-from llamarack.supervise.step_down import as_degraded, next_smaller
 from llamarack.units import format_duration
 
 T = TypeVar("T")
@@ -147,6 +146,8 @@ class Replica:
                 self.child, self.endpoint = adopted, remembered.endpoint
                 self.restarts, self.last_death = remembered.restarts, remembered.last_death
                 if (degraded := remembered.degraded) is not None:
+                    from llamarack.supervise.step_down import as_degraded
+
                     self.spec = await as_degraded(self.spec, degraded, self._world.plan_again)
                     self.rungs = degraded.rungs
                 if await self._life(adopt_ready=remembered.was_ready):
@@ -418,6 +419,8 @@ class Replica:
         if not is_short_of_memory(death.cause, self.spec) or self.spec.model.on_out_of_memory == "fail":
             return False
         plan_again, journal = self._world.plan_again, self._world.journal
+        from llamarack.supervise.step_down import next_smaller  # most engines never run out
+
         found = await next_smaller(self.spec, self.asked_spec.path, self.rungs, death.cause, plan_again, journal)
         if found is None:
             return False

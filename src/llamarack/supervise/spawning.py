@@ -16,6 +16,8 @@ from llamarack.supervise.replica_record import ReplicaSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spawned:
+    """An engine that was started, and where it will answer."""
+
     child: KeptChild
     endpoint: Endpoint
 

@@ -30,6 +30,8 @@ class ReplicaRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRow:
+    """One model that clients can ask for."""
+
     name: str
     created_unix_s: int
     defaults: Defaults
