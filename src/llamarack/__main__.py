@@ -33,7 +33,7 @@ def _open_missing_streams() -> None:
     """A caller may close them (`>&-`): Python then has None there, and the next file or socket gets their numbers."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # in this order each open takes the lowest free number, its own
-            setattr(sys, name, open(os.devnull, mode))
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # for the life of the process
 
 
 if __name__ == "__main__":
