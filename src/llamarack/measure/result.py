@@ -25,6 +25,7 @@ from llamarack.version import __version__
 SCHEMA_VERSION = 1
 RECORDS_NAME = "requests.jsonl"
 RESULT_NAME = "result.json"
+REPORT_NAME = "report.html"  # of bench, tune, soak, verify, compare and acceptance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +163,9 @@ def new_folder(folder: Path | None, *, kind: str = "bench", marker: str = RECORD
 
 def make_run_folder(folder: Path) -> Path:
     """With those above it. One that is still empty when this program ends goes with it: what was refused, or had
-    nothing to talk to, leaves no trace. Raises UsageError."""
+    nothing to talk to, leaves no trace. Raises UsageError, also for one that holds the report of another command."""
+    if (folder / REPORT_NAME).exists():
+        raise UsageError(f"`-o {folder}` holds a report already", hint="-o with a new folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
