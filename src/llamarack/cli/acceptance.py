@@ -50,7 +50,7 @@ def acceptance(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="new folder; default: acceptance-TIME")] = None,
     json: Annotated[bool, typer.Option("--json", help="print the result record")] = False,
 ) -> None:
-    """Prove a deployment before it is handed over: exit code 0 for GO, 6 for NO-GO, 7 for INCONCLUSIVE."""
+    """Prove a deployment before it is handed over. Exit code 0 for GO, 6 for NO-GO, 7 for INCONCLUSIVE."""
     deployment = load_target(file, host=None, port=None)
     served = chosen_model(deployment, model)
     if base is not None:

@@ -33,7 +33,7 @@ def compare(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="folder for report and JUnit")] = None,
     json: Annotated[bool, typer.Option("--json", help="print the result record")] = False,
 ) -> None:
-    """Hold two benchmarks against gates: exit code 0 for GO, 6 for NO-GO, 7 for INCONCLUSIVE."""
+    """Hold two benchmarks against gates. Exit code 0 for GO, 6 for NO-GO, 7 for INCONCLUSIVE."""
     rules = load_gates(gates)
     ours = read_bench_run(base, accept_invalid=accept_invalid)
     theirs = read_bench_run(new, accept_invalid=accept_invalid)

@@ -34,7 +34,7 @@ def demo(
     rack: Annotated[str, typer.Option(help="Name of the rack.")] = "demo",
     state_dir: StateDir = None,
 ) -> None:
-    """Serve a small real model (SmolLM2-135M-Instruct) and ask it a question."""
+    """Serve a small real model and ask it a question. It is SmolLM2-135M-Instruct."""
     path = model or demo_model(cache_dir(), lambda text: people.print(f"[dim]{text}[/]"))
     deployment = _deployment(path, replicas, 0 if once else port, None if model else DEMO_NAME)
     answers: list[FirstAnswer] = []

@@ -48,7 +48,7 @@ def serve(
         LogFormat | None, typer.Option(help="Of events and the gateway's log; default: LLAMARACK_LOG_FORMAT or text.")
     ] = None,
 ) -> None:
-    """Start the models of a deployment file, or one model, behind an OpenAI-compatible endpoint."""
+    """Serve the models of a deployment file, or one model. Behind one OpenAI-compatible endpoint."""
     if log_format is not None:
         os.environ[logs.FORMAT_VARIABLE] = log_format  # the gateway and a detached child are told the same way
     logs.log_format()

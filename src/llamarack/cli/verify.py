@@ -63,7 +63,7 @@ def verify(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="new folder: both runs, result, report")] = None,
     json: Annotated[bool, typer.Option("--json", help="print the result record")] = False,
 ) -> None:
-    """Compare what two deployments answer; exit code 0 for SAME and ROUNDING, 6 for DRIFT and BROKEN."""
+    """Compare what two deployments answer. Exit code 0 for SAME and ROUNDING, 6 for DRIFT and BROKEN."""
     if method not in METHODS:
         raise UsageError(f"`--method {method}` is none of {', '.join(METHODS)}", hint="--method steps")
     if candidate is None and output is None:
