@@ -65,12 +65,12 @@ def groups(devices: int, servers: Sequence[str], *, on_cpu: bool) -> Iterator[Gr
             yield base
             continue
         for share in _SHARES[devices]:
-            yield base.model_copy(update={"tensor_split": [round(part, 4) for part in share]})
+            yield replace(base, tensor_split=[round(part, 4) for part in share])
         if kv == "f16":
             even = [1 / devices] * devices
-            yield base.model_copy(update={"tensor_split": even, "gpu_layers": 20})
+            yield replace(base, tensor_split=even, gpu_layers=20)
             if not servers:  # over RPC the tool shows one device for all
-                yield base.model_copy(update={"tensor_split": even, "split_mode": "tensor"})
+                yield replace(base, tensor_split=even, split_mode="tensor")
 
 
 def compare(

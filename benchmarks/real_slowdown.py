@@ -33,7 +33,8 @@ import psutil
 import yaml
 
 from benchmarks.machine import describe_machine
-from llamarack.cli.serve import load_target, rack_name
+from llamarack.cli.serving import load_target, rack_name
+from llamarack.config import plain
 from llamarack.judge.gates import load_gates
 from llamarack.model.demo import demo_model
 from llamarack.paths import cache_dir
@@ -70,7 +71,7 @@ def main() -> None:
     gates = _speed_gates(asked.folder)
     record: dict[str, Any] = {
         "machine": describe_machine(),
-        "deployment": served.model_dump(mode="json", exclude_defaults=True),
+        "deployment": plain(served, without_defaults=True),
         "load": {
             "concurrency": asked.concurrency,
             "requests_per_run": asked.requests,

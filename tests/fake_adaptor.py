@@ -12,16 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from llamarack.config import Deployment, Group, parse
-from llamarack.engine.adaptor import (
-    Counters,
-    Deviations,
-    Diagnosis,
-    Endpoint,
-    KvUse,
-    Launch,
-    LaunchContext,
-)
+from llamarack.engine.adaptor import Diagnosis, Launch, LaunchContext
 from llamarack.engine.device_memory import DeviceTerms
+from llamarack.engine.dialect import Counters, Deviations, Endpoint, KvUse
 from llamarack.engine.llamacpp import KEY_VARIABLE, LlamaCpp
 from llamarack.environment import engine_environment
 from llamarack.plan.record import Candidate, CardPlan, Predicted, Terms

@@ -19,8 +19,8 @@ from typing import Any
 
 import aiohttp
 
-from llamarack.config import Defaults, Gateway
-from llamarack.engine.adaptor import Endpoint
+from llamarack.config import Defaults, Gateway, plain, validated
+from llamarack.engine.dialect import Endpoint
 from llamarack.gateway.admission import Admission
 from llamarack.gateway.metrics import Metrics
 from llamarack.gateway.server import GatewayServer
@@ -169,7 +169,7 @@ async def gateway_in_process(
     replicas: Sequence[ReplicaRow], *, http: str | None = None, **settings: Any
 ) -> AsyncIterator[Address]:
     """The gateway's server on the test's own event loop, whose tasks can be counted. `http`: fast | aiohttp."""
-    chosen = Gateway.model_validate({"port": 0, **settings}, strict=False)
+    chosen = validated(Gateway, {"port": 0, **settings}, strict=False)
     admission = Admission(max_queue_requests=chosen.max_queue_requests, max_queue_s=chosen.max_queue_s)
     models = tuple(_models(replicas, Defaults(max_tokens=None), None))
     admission.apply(Table(version=1, draining=False, models=models, replicas=tuple(replicas)))
@@ -238,13 +238,13 @@ async def gateway_worker(
     linked = asyncio.Event()
     admin, log = folder / f"{name}.admin.sock", folder / f"{name}.log"
     admin.unlink(missing_ok=True)
-    chosen = Gateway.model_validate({"port": 0, **settings}, strict=False)
+    chosen = validated(Gateway, {"port": 0, **settings}, strict=False)
 
     async def serve_link(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         hello = json.loads(await reader.readline())
         assert hello["op"] == "gateway"
         told = {
-            "settings": chosen.model_dump(mode="json"),
+            "settings": plain(chosen),
             "stuck_request_s": stuck_request_s,
             "folder": str(folder),
         }

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from llamarack import cli, config
+from llamarack.config.models import MODELS
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 
@@ -35,7 +36,7 @@ def test_every_section_of_the_file_is_described(generator: dict[str, Any]) -> No
                 found |= inside(each)
         return found
 
-    assert {model for _, model, _ in generator["_SECTIONS"]} == inside(config.Deployment)
+    assert {model for _, model, _ in generator["_SECTIONS"]} == inside(MODELS[config.Deployment])
 
 
 def test_every_command_is_described(generator: dict[str, Any]) -> None:

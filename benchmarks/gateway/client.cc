@@ -1,4 +1,6 @@
-// A closed loop of HTTP requests: client PORT CONCURRENCY SECONDS BODY_FILE HEADER...
+// A closed loop of HTTP requests: client PORT CONCURRENCY SECONDS STARTS BODY_FILE HEADER...
+// STARTS: "loop": all connections begin at once and each goes on by itself; "apart": their first requests are spread over
+// the warm-up; "instant": when all are answered, all begin again in one instant.
 // "@@@@@@@@" in the body becomes the request's number, "%%" a number of tokens from 30 to 69. Prints one JSON line:
 // requests, failures, events and seconds after the warm-up, and the sorted first-byte and whole times in microseconds.
 #include <arpa/inet.h>
@@ -117,17 +119,21 @@ static void print(const char *name, std::vector<int> &values) {
 }
 
 int main(int argc, char **argv) {
-  if (argc < 5) return 2;
+  if (argc < 6) return 2;
   port = atoi(argv[1]);
   int concurrency = atoi(argv[2]);
   double seconds = atof(argv[3]);
-  std::ifstream file(argv[4]);
+  bool apart = !strcmp(argv[4], "apart"), instant = !strcmp(argv[4], "instant");
+  std::ifstream file(argv[5]);
   body_template.assign(std::istreambuf_iterator<char>(file), {});
-  for (int i = 5; i < argc; i++) head_lines += std::string(argv[i]) + "\r\n";
+  for (int i = 6; i < argc; i++) head_lines += std::string(argv[i]) + "\r\n";
   number = getpid() % 1000 * 10000L;
   ep = epoll_create1(0);
   std::vector<Connection> all(concurrency);
-  for (auto &c : all) open_one(&c), begin(&c);
+  for (auto &c : all) open_one(&c);
+  if (!apart)
+    for (auto &c : all) begin(&c);
+  int begun = apart ? 0 : concurrency, answered = 0;
   auto started = Clock::now();
   double warm = std::min(1.0, seconds * 0.3);
   epoll_event ready[512];
@@ -135,7 +141,8 @@ int main(int argc, char **argv) {
     double at = since_us(started) / 1e6;
     if (!measuring && at >= warm) measuring = true, measured_from = Clock::now();
     if (at >= warm + seconds) break;
-    int count = epoll_wait(ep, ready, 512, 100);
+    while (begun < concurrency && at >= warm * begun / concurrency) begin(&all[begun++]);
+    int count = epoll_wait(ep, ready, 512, begun < concurrency ? 1 : 100);
     for (int i = 0; i < count; i++) {
       auto *c = (Connection *)ready[i].data.ptr;
       char data[65536];
@@ -154,7 +161,12 @@ int main(int argc, char **argv) {
           requests++;
           if (c->begun >= measured_from) wholes.push_back(since_us(c->begun));
         }
-        begin(c);
+        if (!instant) {
+          begin(c);
+        } else if (++answered == concurrency) {
+          answered = 0;
+          for (auto &each : all) begin(&each);
+        }
       }
     }
   }

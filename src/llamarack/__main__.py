@@ -5,6 +5,7 @@ import os
 import sys
 
 from llamarack.supervise import standby
+from llamarack.supervise.start_words import understood
 
 __all__ = ["main"]
 
@@ -17,7 +18,7 @@ def main() -> None:
     _open_missing_streams()
     # pydantic looks through every installed distribution for plug-ins, here and in the gateway: no command uses one.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    standby.begin(sys.argv[1:])  # before the imports of a command, beside which it comes up
+    standby.begin(understood(sys.argv[1:]))  # before the imports of a command, beside which it comes up
     try:
         from llamarack.cli import main as run
 
@@ -33,7 +34,7 @@ def _open_missing_streams() -> None:
     """A caller may close them (`>&-`): Python then has None there, and the next file or socket gets their numbers."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # in this order each open takes the lowest free number, its own
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # for the life of the process
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open as long as the process
 
 
 if __name__ == "__main__":

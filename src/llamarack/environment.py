@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 ENGINE_KEY = "LLAMARACK_ENGINE_KEY"  # of a worker of ours
 KEEPER_MARK = "LLAMARACK_KEEPER"  # in every descendant of a keeper: its control socket, which no other process has
-LOG_FORMAT = "LLAMARACK_LOG_FORMAT"
 # What a child inherits of the supervisor's environment: enough to find libraries, certificates and the locale.
 _INHERITED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH")
 _INHERITED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "NVSHMEM_", "VLLM_", "OMP_", "GGML_", "NVIDIA_", "CUDA_MPS_")

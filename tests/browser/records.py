@@ -175,7 +175,7 @@ async def gateway_of(
     supervisor = Supervisor(record)
     path = folder / "rack.sock"
     admin = await asyncio.start_unix_server(supervisor.serve, str(path))
-    settings = Gateway.model_validate({"port": 0}, strict=False)
+    settings = Gateway(port=0)
     admission = Admission(max_queue_requests=1, max_queue_s=1)
     rows = [ModelRow(name=r.model, created_unix_s=1, defaults=Defaults(), max_output_tokens=None) for r in replicas]
     admission.apply(Table(version=1, draining=False, models=tuple(rows), replicas=tuple(replicas)))

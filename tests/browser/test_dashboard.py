@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from llamarack.engine.adaptor import Endpoint
+from llamarack.engine.dialect import Endpoint
 from llamarack.gateway.keys import Key, KeyFile, Keys, new_key, write_keys
 from llamarack.supervise.state import State
 from llamarack.supervise.table import ReplicaRow

@@ -175,7 +175,7 @@ def test_version_is_told_without_importing_a_command() -> None:
 
 def test_ctrl_c_while_a_command_is_imported_shows_no_traceback(tmp_path: Path) -> None:
     """The signal comes while Python reads the module of a library that the command needs."""
-    (tmp_path / "psutil.py").write_text("raise KeyboardInterrupt\n")
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
     done = subprocess.run(
         [sys.executable, "-m", "llamarack", "status"],
         capture_output=True,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from llamarack.cli.serve import is_served
+from llamarack.cli.serving import is_served
 from tests.browser.records import replica, status
 
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from llamarack.cli.started_rack import _own_settings, started_rack
-from llamarack.config import Deployment, parse, to_yaml
+from llamarack.config import Deployment, parse, plain, to_yaml, validated
 from llamarack.errors import DoesNotFit, LlamarackError, ModelError, StartFailed
 from llamarack.model.demo import demo_model
 from llamarack.paths import cache_dir
@@ -128,12 +128,12 @@ async def test_plan_that_does_not_fit_is_refused(model: Path, tmp_path: Path) ->
 
 @pytest.mark.llamacpp
 async def test_engine_that_dies_at_its_start_is_told_once_with_its_log(model: Path, tmp_path: Path) -> None:
-    value = _deployment(model).model_dump(mode="json")
+    value = plain(_deployment(model))
     value["models"][0]["groups"][0]["env"] = {"PYTHONHOME": "/nowhere"}  # no interpreter starts with this
     started: list[str] = []
     with pytest.raises(StartFailed, match="last lines of") as caught:
         async with started_rack(
-            Deployment.model_validate(value, strict=False),
+            validated(Deployment, value),
             folder=tmp_path / "rack",
             on_entry=lambda entry: started.append(entry.kind),
         ):

@@ -11,7 +11,7 @@ import pytest
 import typer
 import yaml
 
-from llamarack import cli
+from llamarack.cli import parser
 from llamarack.plan.reference import LLAMA2
 from tests.docs.fates import QUICK
 from tests.docs.reading import DOCUMENTS, ROOT, Command, anchors, blocks, commands, links
@@ -43,8 +43,8 @@ gateway: {{host: 0.0.0.0, port: 8080, api_keys_file: keys.yaml}}
 
 @pytest.fixture(scope="module")
 def root_command() -> typer.core.TyperGroup:
-    cli._register(None)
-    command = typer.main.get_command(cli.app)
+    parser.register(None)
+    command = typer.main.get_command(parser.app)
     assert isinstance(command, typer.core.TyperGroup)
     return command
 

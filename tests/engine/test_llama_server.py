@@ -8,6 +8,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socket
@@ -286,7 +287,7 @@ def test_fewer_layers_on_the_devices_are_planned_and_read_back(
     for card, device in zip(engine.spec.candidate.cards, told, strict=True):
         assert sum(device.terms.values()) == pytest.approx(card.total_bytes, rel=0.01)
     LlamaCpp().require_planned(engine.spec.candidate, engine.group, lines)
-    everything = engine.group.model_copy(update={"gpu_layers": "all"})
+    everything = replace(engine.group, gpu_layers="all")
     with pytest.raises(NeverReady, match="put 11 of 31 layers on its devices, 31 were planned"):
         LlamaCpp().require_planned(engine.spec.candidate, everything, lines)
 

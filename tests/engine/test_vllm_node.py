@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from llamarack.engine.adaptor import Endpoint, Launch
+from llamarack.engine.adaptor import Launch
+from llamarack.engine.dialect import Endpoint
 from llamarack.engine.vllm_help import API_SERVER
 from llamarack.engine.vllm_node import headless
 

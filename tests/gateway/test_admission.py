@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamarack.config import Defaults
-from llamarack.engine.adaptor import Endpoint, KvUse
+from llamarack.engine.dialect import Endpoint, KvUse
 from llamarack.errors import NotReady, Overloaded
 from llamarack.gateway.admission import Admission
 from llamarack.gateway.demand import Demand

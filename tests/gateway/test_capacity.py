@@ -3,7 +3,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamarack.engine.adaptor import Endpoint, KvUse
+from llamarack.engine.dialect import Endpoint, KvUse
 from llamarack.engine.vllm import Vllm
 from llamarack.gateway.capacity import Held, Pool, corrected, has_room
 from llamarack.gateway.demand import Learned, quantile

@@ -68,7 +68,10 @@ def _asked(value: dict[str, Any]) -> dict[str, Any] | None:
     return None if body is None else json.loads(body)
 
 
-@pytest.mark.parametrize("given", [{}, {"stream": False}, {"stream": None, "logprobs": None}, {"temperature": 0.5}])
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"stream": False}, {"stream": None, "logprobs": None}, {"n": 2}, {"logprobs": 3}, {"prompt": ["a", "b"]}],
+)
 def test_a_plain_request_is_asked_as_a_stream_and_else_as_it_came(given: dict[str, Any]) -> None:
     asked = _asked(given)
     assert asked is not None
@@ -79,7 +82,7 @@ def test_a_plain_request_is_asked_as_a_stream_and_else_as_it_came(given: dict[st
 
 @pytest.mark.parametrize(
     "given",
-    [{"stream": True}, {"n": 2}, {"prompt": ["a", "b"]}, {"logprobs": 3}, {"max_tokens": 16}, {"return_tokens": True}],
+    [{"stream": True}, {"max_tokens": 16}, {"return_tokens": True}, {"n_probs": 3}, {"return_progress": True}],
 )
 def test_what_would_come_back_otherwise_is_not_asked_as_a_stream(given: dict[str, Any]) -> None:
     assert _asked(given) is None

@@ -3,7 +3,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamarack.engine.adaptor import Endpoint
+from llamarack.engine.dialect import Endpoint
 from llamarack.gateway.fair_queue import FairQueue
 from llamarack.gateway.routing import choose, home_of, session_of
 from llamarack.supervise.state import State

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamarack.engine.adaptor import Deviations
+from llamarack.engine.dialect import Deviations
 from llamarack.gateway.stream import EventTooLong, StreamFilter
 
 USAGE = {"completion_tokens": 2, "prompt_tokens": 3, "total_tokens": 5}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from llamarack.config import Defaults, Gateway
+from llamarack.config import Defaults, Gateway, plain, validated
 from llamarack.gateway.admission import Admission
 from llamarack.gateway.capacity import Held
 from llamarack.gateway.demand import Demand
@@ -42,7 +42,7 @@ class Workers:
 
 @contextlib.asynccontextmanager
 async def workers(folder: Path, rows: Sequence[ReplicaRow], count: int = 2, **settings: Any) -> AsyncIterator[Workers]:
-    chosen = Gateway.model_validate({"port": 0, "workers": count, **settings}, strict=False)
+    chosen = validated(Gateway, {"port": 0, "workers": count, **settings}, strict=False)
     models = [ModelRow(name="fake", created_unix_s=1, defaults=Defaults(max_tokens=None), max_output_tokens=None)]
     sent = Table(version=1, draining=False, models=tuple(models), replicas=tuple(rows))
     admin = folder / "admin.sock"
@@ -50,7 +50,7 @@ async def workers(folder: Path, rows: Sequence[ReplicaRow], count: int = 2, **se
     async def serve_link(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number = json.loads(await reader.readline())["worker"]
         for message in (
-            {"settings": chosen.model_dump(mode="json"), "folder": str(folder), "stuck_request_s": 300},
+            {"settings": plain(chosen), "folder": str(folder), "stuck_request_s": 300},
             {"table": to_json(sent)},
         ):
             writer.write(json.dumps(message).encode() + b"\n")

@@ -97,7 +97,7 @@ def test_trial_sets_the_limits_and_nothing_else() -> None:
     tried = deployment_of(subject(file, Q8), Trial(batch_tokens=1024, sequences=16, context_tokens=2048))
     limits = group_of(tried).limits
     assert (limits.batch_tokens, limits.sequences, limits.context_tokens) == (1024, 16, 2048)
-    same = group_of(tried).model_copy(update={"limits": group_of(file).limits})
+    same = replace(group_of(tried), limits=group_of(file).limits)
     assert same == group_of(file)
     assert parse(to_yaml(tried)).deployment == tried
 
@@ -185,7 +185,7 @@ def test_engine_without_batches_and_mixed_groups_are_refused() -> None:
 def test_model_must_be_named_where_the_file_has_several() -> None:
     file = deployment()
     assert only_model(file, None) == "m"
-    two = file.model_copy(update={"models": [file.models[0]] * 2})
+    two = replace(file, models=[file.models[0]] * 2)
     with pytest.raises(UsageError, match="one must be chosen"):
         only_model(two, None)
     with pytest.raises(UsageError, match="not among them"):

@@ -1,6 +1,7 @@
 """llama.cpp's own dry run beside the plan: a real child process that answers as the tool does."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from llamarack.config import Group, Limits
@@ -67,7 +68,7 @@ def test_tool_that_fails_or_answers_nonsense_gives_none(tmp_path):
 def test_arguments_carry_the_split():
     group = Group(limits=Limits(context_tokens=4096, sequences=2, kv_dtype="q8_0", kv_unified=True))
     there = machine(h200(0), h200(1))
-    two = group.model_copy(update={"gpus": [0, 1], "tensor_split": [0.6, 0.4]})
+    two = replace(group, gpus=[0, 1], tensor_split=[0.6, 0.4])
     given = " ".join(arguments(plan_group(gguf_spec(LLAMA2_7B, "F16"), two, there, model_name="m"), Path("m")))
     assert "-c 4096 -np 1" in given  # the tool has no --kv-unified; one sequence has the same pool
     assert given.endswith("-sm layer -ts 0.6,0.4")

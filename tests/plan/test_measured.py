@@ -67,7 +67,7 @@ def test_vllm_terms_within_2_percent_and_the_card_within_1():
     (card,) = plan.cards
     assert card.terms.weights_bytes / GIB == pytest.approx(12.55, rel=0.02)
     assert card.terms.kv_bytes / GIB == pytest.approx(115.06, rel=0.02)
-    assert card.terms.graphs_bytes / GIB == pytest.approx(0.73, rel=0.07)  # 0.69 in another start
+    assert card.terms.graphs_bytes / GIB == pytest.approx(0.73, rel=0.01)
     assert card.total_bytes / MIB == pytest.approx(132_605, rel=0.01)
     assert card.total_high_bytes / MIB >= 132_605
     tokens = int(plan.reasons[0].split("holds ")[1].split(" tokens")[0].replace(",", ""))
@@ -80,16 +80,50 @@ def _starts_of_vllm():
     return [row for row in json.loads(_ONE_CARD.read_text())["memory"] if row["engine"] == "vllm"]
 
 
-@pytest.mark.parametrize("row", _starts_of_vllm(), ids=lambda row: "{size} {weights}".format(**row))
+@pytest.mark.parametrize("row", _starts_of_vllm(), ids=lambda row: "{size} {weights} {limits[sequences]}".format(**row))
 def test_vllm_terms_of_every_start(row):
+    """vLLM prints 0.01 GiB, which is 5 % of the smallest graphs."""
     size = {"7b": LLAMA2_7B, "13b": LLAMA2_13B}[row["size"]]
     spec = safetensors_spec(size, "fp8" if row["weights"] == "FP8" else "f16")
     (card,) = plan_group(
         spec, Group(engine="vllm", limits=Limits(**row["limits"])), machine(h200()), model_name="m"
     ).cards
-    for name, bound in (("weights_bytes", 0.005), ("kv_bytes", 0.001), ("graphs_bytes", 0.04)):
+    for name, bound in (("weights_bytes", 0.005), ("kv_bytes", 0.001), ("graphs_bytes", 0.01)):
         assert getattr(card.terms, name) == pytest.approx(row["reported"][name], rel=bound)
-    assert card.total_bytes / MIB == pytest.approx(row["nvidia_smi_mib"], rel=0.003)
+    assert card.total_bytes / MIB == pytest.approx(row["nvidia_smi_mib"], rel=0.004)
+    assert card.total_high_bytes / MIB >= row["after_load_mib"]
+
+
+def _long_prompts():
+    return json.loads(_ONE_CARD.read_text())["speed_long_prompts"]
+
+
+@pytest.mark.parametrize(
+    "row", _long_prompts(), ids=lambda row: "{limits[sequences]} {concurrency} {first_token_s}".format(**row)
+)
+def test_prompts_that_fill_steps_wait_for_three_of_them(row):
+    """Held out, but for the number of steps. Not modelled: all places of the engine taken, and few clients, where the
+    prompts and the tokens of two halves take turns.
+    """
+    concurrency, limits = row["concurrency"], row["limits"]
+    plan = plan_group(
+        safetensors_spec(LLAMA2_7B, "f16"),
+        Group(engine="vllm", limits=Limits(**limits)),
+        machine(h200()),
+        model_name="m",
+        engine_version="0.25.1",
+        load=Load(
+            context_tokens=limits["context_tokens"],
+            concurrency=concurrency,
+            input_tokens=row["input_tokens"],
+            output_tokens=row["output_tokens"],
+        ),
+    )
+    assert plan.closed_loop.per_token_s == pytest.approx(row["per_token_s"], rel=0.22 if concurrency < 64 else 0.10)
+    if (limits["sequences"], limits.get("batch_tokens"), concurrency) != (128, 2048, 128):
+        assert plan.closed_loop.first_token_s == pytest.approx(
+            row["first_token_s"], rel=0.27 if concurrency < 32 else 0.15
+        )
 
 
 def _speeds():
@@ -154,8 +188,11 @@ def test_vllm_over_two_cards(row):
         for reported in row["reported"]:
             for name in {"weights_bytes", "kv_bytes"} & {*reported}:
                 assert getattr(card.terms, name) == pytest.approx(reported[name], rel=0.012)
+            # TP 2 is held out.
+            bound = 0.01 if row.get("tensor_parallel", 1) == 1 else 0.04
+            assert card.terms.graphs_bytes == pytest.approx(reported.get("graphs_bytes", 0), rel=bound)
         assert card.total_bytes / MIB == pytest.approx(row["nvidia_smi_mib"][str(card.index)], rel=0.006)
-        assert card.total_high_bytes / MIB >= row["nvidia_smi_mib"][str(card.index)]
+        assert card.total_high_bytes / MIB >= (row["after_load_mib"] or row["nvidia_smi_mib"])[str(card.index)]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What must hold for every plan, whatever the numbers."""
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import assume, given, settings
@@ -93,8 +94,8 @@ def test_limits_are_the_last_that_fit(size, gpus, context, sequences):
     plan = plan_group(spec, group, cards, model_name="m")
 
     def fits(count: int) -> bool:
-        limits = group.limits.model_copy(update={"sequences": count})
-        return plan_group(spec, group.model_copy(update={"limits": limits}), cards, model_name="m").fits
+        limits = replace(group.limits, sequences=count)
+        return plan_group(spec, replace(group, limits=limits), cards, model_name="m").fits
 
     assert plan.max_sequences is not None
     assert plan.fits == (plan.max_sequences >= sequences)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def test_they_stand_before_the_cards_and_the_file_names_only_cards():
     assert [card.name for card in found.cards] == [f"RPC0 {SMALL}", f"RPC1 {SMALL}", "NVIDIA H200"]
     assert found.replica_cards == ((-2, -3, 1),)
     assert group_of(found, group.limits).gpus == [[1]]
-    short = _plan(group.model_copy(update={"tensor_split": [0.5, 0.5]}), machine(h200(0), h200(1)))
+    short = _plan(replace(group, tensor_split=[0.5, 0.5]), machine(h200(0), h200(1)))
     assert short.reasons == ("tensor_split has 2 shares for 2 RPC devices and 1 cards",)
 
 

@@ -103,10 +103,23 @@ def test_step_size_follows_the_card(name, gib, tokens):
     assert vllm.default_batch_tokens(name, gib * GIB) == tokens
 
 
-def test_graph_sizes_stop_at_twice_the_sequences():
-    assert vllm.graph_sizes(1) == [1, 2]
-    assert vllm.graph_sizes(8) == [1, 2, 4, 8, 16]
-    assert len(vllm.graph_sizes(1024)) == 51
+@pytest.mark.parametrize(
+    ("sequences", "batch_tokens", "pieces", "largest", "whole"),
+    # Counts that vLLM 0.25.1 printed while it captured, on an H200; the last three by its rule.
+    [
+        (1024, 8192, 51, 512, 51),
+        (128, 8192, 35, 256, 19),
+        (128, 2048, 35, 256, 19),
+        (1, 2048, 2, 2, 1),
+        (100, 2048, 29, 200, 16),
+        (256, 100, 16, 100, 16),
+    ],
+)
+def test_graphs_in_pieces_to_twice_the_sequences_and_whole_ones_to_the_sequences(
+    sequences, batch_tokens, pieces, largest, whole
+):
+    piecewise, full = vllm.graph_sizes(sequences, batch_tokens)
+    assert (len(piecewise), piecewise[-1], len(full)) == (pieces, largest, whole)
 
 
 def test_poorest_card_sets_the_kv_cache_and_the_plan_says_what_is_wasted():

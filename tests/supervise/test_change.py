@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from llamarack.config import plain
 from llamarack.errors import DoesNotFit, HardwareError, UsageError
 from llamarack.supervise.admin import ask
 from llamarack.supervise.canary import Trial
@@ -378,7 +379,7 @@ async def test_trial_that_nobody_used_is_not_called_good(tmp_path: Path) -> None
 async def _ask_reload(folder: Path, replicas: list[dict[str, Any]]) -> None:
     request = {
         "op": "reload",
-        "deployment": fake_rack.deployment_of(folder, replicas).model_dump(mode="json"),
+        "deployment": plain(fake_rack.deployment_of(folder, replicas)),
         "source": {"path": str(folder / "fake.yaml"), "host": None, "port": None},
         "restart": False,
         "trial": None,

@@ -109,8 +109,8 @@ def test_no_plan_comes_twice_each_is_smaller_and_the_ladder_ends(
     group = Group(engine="vllm", limits=limits)
     steps = _ladder(group, BIG, fallbacks=tuple(fallbacks), cause=cause, fraction=fraction)
     assert len(steps) < 16
-    plans = [(BIG, group.limits.model_dump_json())]
-    plans += [(step.path, step.group.limits.model_dump_json()) for step in steps]
+    plans = [(BIG, str(group.limits))]
+    plans += [(step.path, str(step.group.limits)) for step in steps]
     assert len(set(plans)) == len(plans)
     for rung in (step.rung for step in steps if step.rung.setting != "path"):
         assert rung.becomes < rung.was  # type: ignore[operator]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llamarack.engine.adaptor import Endpoint
+from llamarack.engine.dialect import Endpoint
 from llamarack.supervise.engine_client import EngineClient, EngineRefused
 
 

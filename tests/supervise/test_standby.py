@@ -13,24 +13,21 @@ import pytest
 
 from llamarack.environment import KEEPER_MARK, gateway_environment
 from llamarack.supervise import standby
-from llamarack.supervise.keeping import ChildSpec, fetch_fds, start_child
+from llamarack.supervise.keeping import ChildSpec, start_child
 from llamarack.supervise.notify import take_notifier
+from llamarack.supervise.start_words import understood
 from tests.supervise.conftest import left_of
 
 DEADLINE_S = 30.0
-# As our workers do it: waits for a line and descriptors on its standard input, then shows what it got.
+# As our worker does it: waits for a line on its standard input, then shows what it got.
 _CHILD = """
-import json, os, socket, sys, time
+import json, sys, time
 if sys.argv[1:] == ["--standby"]:
-    data, fds = b"", []
-    with socket.socket(fileno=os.dup(0)) as orders:
-        while not data.endswith(b"\\n"):
-            part, more, _, _ = socket.recv_fds(orders, 65536, 4)
-            if not part:
-                raise SystemExit(0)
-            data, fds = data + part, fds + more
-    told = json.loads(data)
-    print("told", told["argv"][-1], told["env"]["LLAMARACK_ENGINE_KEY"], *[os.read(fd, 9).decode() for fd in fds])
+    line = sys.stdin.readline()
+    if not line:
+        raise SystemExit(0)
+    told = json.loads(line)
+    print("told", told["argv"][-1], told["env"]["LLAMARACK_ENGINE_KEY"])
 else:
     print("started anew", sys.argv[1])
 sys.stdout.flush()
@@ -82,25 +79,31 @@ async def _stop(child) -> None:
 
 
 @pytest.mark.process
-async def test_waiting_child_is_told_its_command_line_environment_and_descriptors(tmp_path: Path) -> None:
+async def test_waiting_child_is_told_its_command_line_and_environment(tmp_path: Path) -> None:
     keeper = _begin(tmp_path)
-    reader, writer = os.pipe()
-    os.write(writer, b"through")
-    child = await start_child(_spec(tmp_path, inherit_fds=[reader]))
+    child = await start_child(_spec(tmp_path))
     try:
         assert child.keeper_pid == keeper
-        assert await _logged(tmp_path) == "told work secret through"
+        assert await _logged(tmp_path) == "told work secret"
         assert child.pid is not None
         assert psutil.Process(child.pid).environ()[KEEPER_MARK] == str(tmp_path / "k.sock")
-        os.write(writer, b"again")
-        (fd,) = await fetch_fds(tmp_path / "k.sock")  # a supervisor that returns gets it from the keeper
-        assert os.read(fd, 9) == b"again"
-        os.close(fd)
+    finally:
+        await _stop(child)
+    assert not psutil.pid_exists(keeper)
+
+
+@pytest.mark.process
+async def test_child_that_inherits_descriptors_is_started_anew(tmp_path: Path) -> None:
+    keeper = _begin(tmp_path)
+    reader, writer = os.pipe()
+    child = await start_child(_spec(tmp_path, inherit_fds=[reader]))
+    try:
+        assert child.keeper_pid != keeper
+        assert await _logged(tmp_path) == "started anew work"
     finally:
         await _stop(child)
         os.close(reader)
         os.close(writer)
-    assert not psutil.pid_exists(keeper)
 
 
 @pytest.mark.process
@@ -152,14 +155,15 @@ async def test_dead_one_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_parent_that_is_killed_leaves_none_waiting(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from llamarack.supervise import standby; standby.begin(sys.argv[1:]); "
+        "import sys, time; from llamarack.supervise import standby, start_words; "
+        "standby.begin(start_words.understood(sys.argv[1:])); "
         "print(*[each.keeper.process.pid for each in standby._waiting.values()], flush=True); time.sleep(600)"
     )
     words = ["serve", str(tmp_path / "m.gguf"), "--state-dir", str(tmp_path)]
     parent = subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     keepers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
-    assert len(keepers) == 2
+    assert len(keepers) == 1
     children = [child for keeper in keepers for child in keeper.children()]
     parent.kill()
     parent.wait()
@@ -168,8 +172,8 @@ def test_parent_that_is_killed_leaves_none_waiting(tmp_path: Path) -> None:
     assert not alive
 
 
-def test_gateway_begun_early_has_the_environment_of_one_begun_late() -> None:
-    """The supervisor takes what a service manager told it out of its own environment."""
+def test_gateway_hears_nothing_that_a_manager_told_the_supervisor_alone() -> None:
+    """The supervisor takes it out of its own environment, before or after."""
     at_first = {"PATH": "/bin", "NOTIFY_SOCKET": "/run/n", "WATCHDOG_USEC": "9", "WATCHDOG_PID": "1"}
     later = dict(at_first)
     take_notifier(later)
@@ -202,9 +206,9 @@ def test_rack_and_model_are_told_by_the_command_line(
     monkeypatch.chdir(tmp_path)
     Path("rack.yaml").write_text("# a rack\nmodels:\n  - name: 'chat'  # as clients ask\n    path: /m/x.gguf\n")
     Path("vllm.yaml").write_text("models: \n- name: chat\n  path: /m/x\n  engine: vllm\n")
-    told = standby.understood(words)
+    told = understood(words)
     assert told is not None
-    assert (told.rack or told.stem, told.model) == (rack, model)
+    assert (told.rack or told.stem, told.first_model()) == (rack, model)
 
 
 @pytest.mark.parametrize(
@@ -220,5 +224,5 @@ def test_rack_and_model_are_told_by_the_command_line(
     ],
 )
 def test_no_process_is_begun_for_what_starts_no_rack(words: list[str]) -> None:
-    standby.begin(words)
+    standby.begin(understood(words))
     assert not standby._waiting

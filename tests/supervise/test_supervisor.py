@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,7 @@ async def test_second_supervisor_of_the_same_rack_is_refused(tmp_path: Path) -> 
 async def test_taken_port_is_refused_with_its_holder_before_anything_starts(tmp_path: Path) -> None:
     async with running_rack(tmp_path / "a", [{}]) as rack:
         other = fake_rack.build(tmp_path / "b", [{}])
-        other.gateways.settings = other.gateways.settings.model_copy(update={"port": rack.supervisor.gateways.port})
+        other.gateways.settings = replace(other.gateways.settings, port=rack.supervisor.gateways.port)
         with pytest.raises(ConfigError, match=r"`gateway.port`: .* Address already in use"):
             await other.start()
         assert not left_of(tmp_path / "b")

@@ -6,13 +6,8 @@ stdout is data, stderr is for people. Every LlamarackError becomes a sentence, a
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 
-import typer
-
-from llamarack.cli.console import print_error
-from llamarack.errors import LlamarackError, UsageError
-from llamarack.version import __version__
+from llamarack.errors import LlamarackError
 
 # Each command in the module of its name; only the one that was asked for is imported.
 _COMMANDS = (
@@ -39,53 +34,24 @@ _COMMANDS = (
     "schema",
 )
 
-app = typer.Typer(
-    name="llamarack",
-    help="Plan, serve, measure and prove a private LLaMA inference service on one server.",
-    add_completion=False,
-    invoke_without_command=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-
-
-def _register(asked: str | None) -> None:
-    for name in [asked] if asked in _COMMANDS else _COMMANDS:
-        module = import_module(f"llamarack.cli.{name}")
-        if hasattr(module, "app"):
-            app.add_typer(module.app, name=name)
-        else:
-            app.command(name)(getattr(module, name))
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"llamarack {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    context: typer.Context,
-    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
-) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-
 
 def main() -> None:
     """The console script. Exit codes: the table in `errors`; 130 and 143 for signals."""
     try:
-        # Inside, since the imports of a command take a moment in which Ctrl-C can be typed.
-        if sys.argv[1:] != ["--version"]:  # which needs none of the commands
-            _register(next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None))
-        code = app(standalone_mode=False)
+        # Imported inside, since the imports of a command take a moment in which Ctrl-C can be typed.
+        from llamarack.cli.plain_start import run_plainly
+
+        code = run_plainly(sys.argv[1:])
+        if code is None:
+            from llamarack.cli.parser import run
+
+            code = run()
     except LlamarackError as error:
+        from llamarack.cli.console import print_error
+
         print_error(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        sys.exit(130)
-    except typer.Abort:
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()
@@ -95,13 +61,11 @@ def main() -> None:
             sys.exit(0)
         raise
     except Exception as error:
-        if type(error).__module__.startswith(("click", "typer")):
-            text = error.format_message() if hasattr(error, "format_message") else str(error)
-            print_error(UsageError(text, hint="llamarack --help"))
-            sys.exit(2)
-        from llamarack.cli.last_resort import as_told  # the rare path pays for its imports
+        # The rare path pays for its imports.
+        from llamarack.cli.console import print_error
+        from llamarack.cli.last_resort import as_told
 
         told = as_told(error)
         print_error(told)
         sys.exit(told.exit_code)
-    sys.exit(code if isinstance(code, int) else 0)
+    sys.exit(code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,7 @@ from llamarack.cli.acceptance_run import AcceptanceRun, Asked, BenchAsked
 from llamarack.cli.bench import levels
 from llamarack.cli.console import people
 from llamarack.cli.facts import chosen_model
-from llamarack.cli.serve import load_target, rack_name
+from llamarack.cli.serving import load_target, rack_name
 from llamarack.cli.verify import question_passes
 from llamarack.errors import UsageError
 from llamarack.judge.acceptance import saved_bench, saved_reference, to_json
@@ -58,7 +59,7 @@ def acceptance(
     asked = Asked(
         file=file,
         whole=deployment,
-        deployment=deployment.model_copy(update={"models": [served]}),
+        deployment=replace(deployment, models=[served]),
         model=served,
         base=base,
         reference=reference or _named(saved_reference(base)),

@@ -23,7 +23,7 @@ from llamarack.cli.bench_progress import BenchProgress
 from llamarack.cli.console import people, print_entry
 from llamarack.cli.early_end import EXIT_INTERRUPTED, cancel_on_signals
 from llamarack.cli.facts import leave_facts
-from llamarack.cli.serve import load_target, rack_name
+from llamarack.cli.serving import load_target, rack_name
 from llamarack.cli.started_rack import started_rack
 from llamarack.config import Deployment
 from llamarack.errors import NothingRunning, UsageError

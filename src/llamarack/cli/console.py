@@ -6,19 +6,37 @@ import os
 import sys
 import time
 from dataclasses import asdict
+from functools import cache
+from typing import TYPE_CHECKING
 
 import orjson
-from rich.console import Console
-from rich.markup import escape
 
 from llamarack.errors import LlamarackError
 from llamarack.logs import FORMAT_VARIABLE, LogFormat, log_format, turn_own_log
 from llamarack.supervise.journal import Entry
 
-people = Console(stderr=True, highlight=False, soft_wrap=True)
-# A pipe has no width; tables keep their columns there.
-data = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+if TYPE_CHECKING:
+    from rich.console import Console
+
 _MARKS = {"info": "[dim]·[/]", "warning": "[yellow]![/]", "error": "[red]✗[/]"}
+
+
+@cache
+def _console(name: str) -> Console:
+    """Made when it is first asked for: a start has nothing to print until its engine loads."""
+    from rich.console import Console
+
+    if name == "people":
+        return Console(stderr=True, highlight=False, soft_wrap=True)
+    # A pipe has no width; tables keep their columns there.
+    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+
+
+def __getattr__(name: str) -> Console:
+    """`people`: stderr; `data`: stdout."""
+    if name not in {"people", "data"}:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _console(name)
 
 
 def print_error(error: LlamarackError) -> None:
@@ -28,9 +46,11 @@ def print_error(error: LlamarackError) -> None:
         sys.stderr.buffer.write(orjson.dumps({"time_unix_s": time.time(), **value}, option=orjson.OPT_APPEND_NEWLINE))
         sys.stderr.flush()
         return
-    people.print(f"[bold red]error[/]: {escape(error.message)}")
+    from rich.markup import escape
+
+    _console("people").print(f"[bold red]error[/]: {escape(error.message)}")
     if error.hint:
-        people.print(f"\n[cyan]hint[/]: {escape(error.hint)}")
+        _console("people").print(f"\n[cyan]hint[/]: {escape(error.hint)}")
 
 
 def log_entry(entry: Entry) -> None:
@@ -45,13 +65,15 @@ def log_entry(entry: Entry) -> None:
 
 def print_entry(entry: Entry) -> None:
     """One line of the journal as it happens."""
+    from rich.markup import escape
+
     clock = time.strftime("%H:%M:%S", time.localtime(entry.time_unix_s))
     mark = "[green]✓[/]" if entry.kind == "ready" else _MARKS[entry.severity]
     who = f"[bold]{escape(entry.replica)}[/] " if entry.replica else ""
-    people.print(f"{clock} {mark} {who}{escape(entry.message)}")
+    _console("people").print(f"{clock} {mark} {who}{escape(entry.message)}")
     hint = entry.data.get("hint")
     if hint:
-        people.print(f"           [cyan]hint[/]: {escape(str(hint))}")
+        _console("people").print(f"           [cyan]hint[/]: {escape(str(hint))}")
 
 
 def print_json(text: bytes) -> None:

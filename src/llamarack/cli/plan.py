@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import orjson
 import typer
@@ -16,7 +16,7 @@ from llamarack.cli.console import data, people
 from llamarack.cli.plan_text import print_plan
 from llamarack.cli.unused_options import refuse_unused
 from llamarack.cli.written import write_kept
-from llamarack.config import Deployment, Group, Limits, Model
+from llamarack.config import Deployment, Group, KvDtype, Limits, Model
 from llamarack.engine.builds import build_of, fit_params_of, with_rpc_devices
 from llamarack.errors import UsageError
 from llamarack.hardware.detect import detect_machine
@@ -142,8 +142,7 @@ def _machine(gpus: str) -> Machine:
 
 
 def _limits(kv_dtype: str) -> Limits:
-    known = Limits.model_fields["kv_dtype"].annotation
-    names = getattr(known, "__args__", ())
+    names = get_args(KvDtype)
     if kv_dtype not in names:
         raise UsageError(f"`--kv-dtype`: no `{kv_dtype}`", hint="one of: " + ", ".join(names))
     return Limits(kv_dtype=kv_dtype)  # type: ignore[arg-type]  # checked the line before

@@ -10,8 +10,10 @@ import typer
 from rich.markup import escape
 
 from llamarack.cli.console import people, print_entry
-from llamarack.cli.serve import StateDir, load_target
+from llamarack.cli.serve import StateDir
+from llamarack.cli.serving import load_target
 from llamarack.cli.status import the_running_rack
+from llamarack.config import plain
 from llamarack.errors import UsageError
 from llamarack.gateway.keys import read_keys
 from llamarack.paths import RackPaths, rack_paths
@@ -84,7 +86,7 @@ async def _reload(
         read_keys(deployment.gateway.api_keys_file)
     request = {
         "op": "reload",
-        "deployment": deployment.model_dump(mode="json"),
+        "deployment": plain(deployment),
         "source": {"path": str(target), **said},
         "restart": restart,
         "trial": trial,

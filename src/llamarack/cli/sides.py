@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llamarack.cli.bench import read_key
 from llamarack.cli.facts import chosen_model, read_facts
-from llamarack.cli.serve import load_target, rack_name
+from llamarack.cli.serving import load_target, rack_name
 from llamarack.cli.started_rack import started_rack
 from llamarack.config import Deployment
 from llamarack.errors import NothingRunning, UsageError
@@ -70,7 +70,7 @@ async def open_side(
         target = parse_target(running, api_key=read_key(key_file))
         yield OpenSide(target=target, model=served.name, facts=facts, slots=slots, is_ours=False)
         return
-    only = deployment.model_copy(update={"models": [served]})
+    only = replace(deployment, models=[served])
     async with started_rack(only, on_entry=on_entry) as rack:
         target = parse_target(rack.base_url, api_key=rack.api_key)
         yield OpenSide(target=target, model=served.name, facts=facts, slots=slots, is_ours=True)

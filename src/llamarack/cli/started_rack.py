@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,25 +116,22 @@ def _own_settings(deployment: Deployment, home: Path, *, is_strict: bool) -> tup
         key, digest = new_key()
         keys_file = home / _KEYS
         write_keys(keys_file, KeyFile(keys=[Key(name=_NAME, sha256=digest, created_unix_s=int(time.time()))]))
-    gateway = deployment.gateway.model_copy(
-        update={
-            "host": "127.0.0.1",
-            "port": 0,
-            "tls_cert": None,
-            "tls_key": None,
-            "insecure": False,
-            "api_keys_file": keys_file,
-        }
+    gateway = replace(
+        deployment.gateway,
+        host="127.0.0.1",
+        port=0,
+        tls_cert=None,
+        tls_key=None,
+        insecure=False,
+        api_keys_file=keys_file,
     )
-    supervise = deployment.supervise.model_copy(
-        update={"drain_s": min(deployment.supervise.drain_s, _DRAIN_S), "webhook": None}
-    )
+    supervise = replace(deployment.supervise, drain_s=min(deployment.supervise.drain_s, _DRAIN_S), webhook=None)
     models = deployment.models
     if is_strict:
-        restarts = deployment.supervise.restarts.model_copy(update={"max": 0})
-        supervise = supervise.model_copy(update={"restarts": restarts})
-        models = [model.model_copy(update={"on_out_of_memory": "fail"}) for model in models]
-    return deployment.model_copy(update={"models": models, "gateway": gateway, "supervise": supervise}), key
+        restarts = replace(deployment.supervise.restarts, max=0)
+        supervise = replace(supervise, restarts=restarts)
+        models = [replace(model, on_out_of_memory="fail") for model in models]
+    return replace(deployment, models=models, gateway=gateway, supervise=supervise), key
 
 
 async def _spawn(home: Path) -> asyncio.subprocess.Process:

@@ -22,9 +22,9 @@ from rich.markup import escape
 
 from llamarack.cli.bench import levels, seconds
 from llamarack.cli.early_end import EXIT_INTERRUPTED, cancel_on_signals
-from llamarack.cli.serve import load_target, rack_name
+from llamarack.cli.serving import load_target, rack_name
 from llamarack.cli.started_rack import started_rack
-from llamarack.config import Deployment, to_yaml
+from llamarack.config import Deployment, plain, to_yaml
 from llamarack.engine.version import engine_version
 from llamarack.errors import InvalidRun, UsageError
 from llamarack.hardware.detect import detect_machine
@@ -178,7 +178,7 @@ class _Run:
                     engine=each.engine,
                     engine_version=engine_version(each.groups[0]),
                     precision=each.precision,
-                    own=each.own[0].model_dump(mode="json"),
+                    own=plain(each.own[0]),
                 )
                 for each in subject.weights
             ),

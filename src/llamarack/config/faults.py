@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from llamarack.config.models import Deployment, Group, Model
+from llamarack.config.models import MODELS
+from llamarack.config.records import Deployment, Group, Model
 from llamarack.errors import ConfigError
 
 # Where pydantic speaks of Python.
@@ -64,6 +65,7 @@ def _sentence(faults: list[Any], key: str) -> str:
     return " or ".join(dict.fromkeys(text[:1].lower() + text[1:] for text in bare))
 
 
+_DEPLOYMENT, _GROUP, _MODEL = MODELS[Deployment], MODELS[Group], MODELS[Model]
 _UNION_TAGS = ("literal[", "constrained-", "function-", "int", "float", "str", "bool", "list[", "nullable")
 
 
@@ -73,7 +75,7 @@ def _key_of(location: tuple[int | str, ...]) -> str:
     for part in location:
         if isinstance(part, int):
             key += f"[{part}]"
-        elif not part.startswith(_UNION_TAGS) or part in Deployment.model_fields:
+        elif not part.startswith(_UNION_TAGS) or part in _DEPLOYMENT.model_fields:
             key = _join(key, part)
     return key
 
@@ -97,7 +99,7 @@ def _nearest_line(key: str, lines: Mapping[str, int]) -> int | None:
 
 
 def _model_at(location: tuple[int | str, ...]) -> type[BaseModel] | None:
-    model: type[BaseModel] | None = Deployment
+    model: type[BaseModel] | None = _DEPLOYMENT
     for part in location:
         if isinstance(part, int) or model is None or part not in model.model_fields:
             continue
@@ -112,8 +114,8 @@ def _inner_model(annotation: Any) -> type[BaseModel] | None:
 
 
 def _nearest_key(location: tuple[int | str, ...]) -> str:
-    model = _model_at(location[:-1]) or Deployment
-    known = set(model.model_fields) | (set(Group.model_fields) if model is Model else set())
+    model = _model_at(location[:-1]) or _DEPLOYMENT
+    known = set(model.model_fields) | (set(_GROUP.model_fields) if model is _MODEL else set())
     close = difflib.get_close_matches(str(location[-1]), sorted(known), n=1, cutoff=0.6)
     if close:
         return f"did you mean `{close[0]}`?"
@@ -121,7 +123,7 @@ def _nearest_key(location: tuple[int | str, ...]) -> str:
 
 
 def _expected(location: tuple[int | str, ...]) -> str | None:
-    model: type[BaseModel] | None = Deployment
+    model: type[BaseModel] | None = _DEPLOYMENT
     description = None
     for part in location:
         if isinstance(part, str) and model is not None and part in model.model_fields:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from llamarack.config.models import Deployment
+from llamarack.config.records import Deployment, Group
 from llamarack.errors import ConfigError
 
 
@@ -14,29 +15,37 @@ def resolved(deployment: Deployment, base: Path | None) -> Deployment:
     if base is None:
         return deployment
 
-    def resolve(value: Path | None) -> Path | None:
-        return None if value is None else (base / value.expanduser()).absolute()
+    def placed(path: Path) -> Path:
+        return (base / path.expanduser()).absolute()
+
+    def resolve(path: Path | None) -> Path | None:
+        return None if path is None else placed(path)
+
+    def of_group(group: Group) -> Group:
+        return replace(
+            group,
+            path=resolve(group.path),
+            engine_python=resolve(group.engine_python),
+            engine_binary=resolve(group.engine_binary),
+        )
 
     models = [
-        model.model_copy(
-            update={
-                "path": resolve(model.path),
-                "tokenizer": resolve(model.tokenizer),
-                "fallbacks": [resolve(path) for path in model.fallbacks],
-                "groups": [
-                    group.model_copy(
-                        update={key: resolve(getattr(group, key)) for key in ("path", "engine_python", "engine_binary")}
-                    )
-                    for group in model.groups
-                ],
-            }
+        replace(
+            model,
+            path=placed(model.path),
+            tokenizer=resolve(model.tokenizer),
+            fallbacks=[placed(path) for path in model.fallbacks],
+            groups=[of_group(group) for group in model.groups],
         )
         for model in deployment.models
     ]
-    gateway = deployment.gateway.model_copy(
-        update={key: resolve(getattr(deployment.gateway, key)) for key in ("api_keys_file", "tls_cert", "tls_key")}
+    gateway = replace(
+        deployment.gateway,
+        api_keys_file=resolve(deployment.gateway.api_keys_file),
+        tls_cert=resolve(deployment.gateway.tls_cert),
+        tls_key=resolve(deployment.gateway.tls_key),
     )
-    return deployment.model_copy(update={"models": models, "gateway": gateway})
+    return replace(deployment, models=models, gateway=gateway)
 
 
 def require_paths(deployment: Deployment, source: Path | None, lines: Mapping[str, int]) -> None:

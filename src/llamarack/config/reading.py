@@ -9,8 +9,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from llamarack.config.faults import explained
-from llamarack.config.models import SCHEMA_VERSION, Deployment
+from llamarack.config.models import validated
 from llamarack.config.paths import require_paths, resolved
+from llamarack.config.records import SCHEMA_VERSION, Deployment
 from llamarack.errors import ConfigError
 from llamarack.yaml_text import parse_yaml, read_text
 
@@ -68,7 +69,7 @@ def _validated(value: Any, where: str, source: Path | None, lines: dict[str, int
             hint="install the llamarack that wrote the file, or change the version after reading CHANGELOG.md",
         )
     try:
-        deployment = Deployment.model_validate(value)
+        deployment = validated(Deployment, value)
     except ValidationError as error:
         raise explained(error, where, lines) from None
     return LoadedDeployment(

@@ -6,12 +6,14 @@ from typing import Any
 
 import yaml
 
-from llamarack.config.models import SCHEMA_VERSION, Deployment, Model
+from llamarack.config.models import MODELS
+from llamarack.config.plain import plain
+from llamarack.config.records import SCHEMA_VERSION, Deployment, Model
 
 
 def json_schema() -> dict[str, Any]:
     """JSON schema of the deployment file, for editors and CI."""
-    schema = Deployment.model_json_schema()
+    schema = MODELS[Deployment].model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     model = schema["$defs"]["Model"]
     group = schema["$defs"]["Group"]
@@ -23,8 +25,8 @@ def json_schema() -> dict[str, Any]:
 
 def to_yaml(deployment: Deployment) -> str:
     """The file again, without what equals the defaults; `load` reads it back to an equal Deployment."""
-    data = deployment.model_dump(mode="json", exclude_defaults=True)
+    data = plain(deployment, without_defaults=True)
     for model in data["models"]:
-        if len(model["groups"]) == 1 and not set(model["groups"][0]) & set(Model.model_fields):
+        if len(model["groups"]) == 1 and not set(model["groups"][0]) & set(MODELS[Model].model_fields):
             model.update(model.pop("groups")[0])
     return yaml.safe_dump({"schema_version": SCHEMA_VERSION, **data}, sort_keys=False, allow_unicode=True)

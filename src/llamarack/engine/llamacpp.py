@@ -14,19 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llamarack.config import Group
-from llamarack.engine.adaptor import (
-    Counters,
-    Deviations,
-    Diagnosis,
-    Endpoint,
-    FatalLine,
-    KvUse,
-    Launch,
-    LaunchContext,
-    MetricNames,
-    read_counters,
-)
+from llamarack.engine.adaptor import Diagnosis, FatalLine, Launch, LaunchContext
 from llamarack.engine.device_memory import DeviceTerms
+from llamarack.engine.dialect import Endpoint
+from llamarack.engine.dialects import LlamaCppDialect
 from llamarack.engine.installed import Installed, installed_engines
 from llamarack.engine.llamacpp_binary import Binary, ask_binary, devices_of
 from llamarack.engine.llamacpp_log import buffers, features_of, require_layers
@@ -50,12 +41,6 @@ _DEVICE_PROBE_TIMEOUT_S = 60.0
 _CUDA_INDEX = "https://xorbitsai.github.io/xllamacpp/whl/cu128"  # the vendor's own wheels
 _WORKER_UP = "worker: listening on"
 _WORKER = Path(__file__).with_name("llamacpp_worker.py")  # imports nothing of ours, so it runs as a plain file
-
-# Fields that its server drops without a word, with the values that ask for nothing (b11549, tried one by one).
-_IGNORED: dict[str, dict[str, tuple[object, ...]]] = {
-    "/completions": {"echo": (None, False), "suffix": (None, ""), "best_of": (None, 1)},
-    "/embeddings": {"dimensions": (None,)},
-}
 
 _FATAL = (
     FatalLine(
@@ -109,11 +94,7 @@ _FATAL = (
 )
 
 
-class LlamaCpp:
-    name = "llamacpp"
-    # The worker's own keep-alives are off; an error inside a stream comes as `error: {...}` or as a data event.
-    deviations = Deviations(ignored_fields=_IGNORED, ends_whole_answers=False)
-
+class LlamaCpp(LlamaCppDialect):
     def prepare(self, group: Group, *, on_cards: bool) -> None:
         binary = binary_of(group, on_cards=on_cards)
         if binary is None:
@@ -159,9 +140,6 @@ class LlamaCpp:
     def load_fraction(self, log_tail: Sequence[str]) -> float | None:
         return None  # the library reports progress as dots without a total
 
-    def kv_use(self, metrics_text: str) -> KvUse | None:
-        return None  # the table tells the size of a unified cache; each slot has its own otherwise
-
     def device_terms(self, log_lines: Sequence[str]) -> Sequence[DeviceTerms]:
         return buffers(log_lines)
 
@@ -171,18 +149,6 @@ class LlamaCpp:
     def build(self, group: Group, *, on_cards: bool) -> str | None:
         binary = binary_of(group, on_cards=on_cards)
         return None if binary is None or binary.build is None else f"b{binary.build}"
-
-    def counters(self, metrics_text: str) -> Counters:
-        return read_counters(
-            metrics_text,
-            MetricNames(
-                generated_tokens=("llamacpp:tokens_predicted_total",),
-                prompt_tokens=("llamacpp:prompt_tokens_total",),
-                running=("llamacpp:requests_processing",),
-                waiting=("llamacpp:requests_deferred",),
-                steps=("llamacpp:n_decode_total",),
-            ),
-        )
 
 
 def binary_of(group: Group, *, on_cards: bool, known: Sequence[Installed] | None = None) -> Binary | None:

@@ -169,6 +169,8 @@ def worker_parameters(options: ServerOptions, engine_args: EngineArgs) -> dict[s
         parameters["main_gpu"] = options.main_gpu
         if options.tensor_split is not None:
             parameters["tensor_split"] = list(options.tensor_split)
+    else:
+        parameters["warmup"] = False  # its own run of nothing: the supervisor's first tokens do the same
     if options.template is not None:
         parameters["chat_template"] = options.template
     return {**parameters, **engine_args}
@@ -231,7 +233,7 @@ def binary_arguments(
         if options.tensor_split is not None:
             asked.append(needed("tensor-split", ",".join(f"{share:g}" for share in options.tensor_split)))
     else:
-        asked.append(wanted("device", "none"))
+        asked += [wanted("device", "none"), wanted("no-warmup", None)]
     if template_file is not None:
         asked.append(needed("chat-template-file", template_file))
     elif options.template is not None:

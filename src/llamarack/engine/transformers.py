@@ -11,20 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llamarack.config import Group
-from llamarack.engine.adaptor import (
-    Counters,
-    Deviations,
-    Diagnosis,
-    Endpoint,
-    FatalLine,
-    KvUse,
-    Launch,
-    LaunchContext,
-    MetricNames,
-    read_counters,
-)
+from llamarack.engine.adaptor import Diagnosis, FatalLine, Launch, LaunchContext
 from llamarack.engine.chat_template import template_text
 from llamarack.engine.device_memory import DeviceTerms
+from llamarack.engine.dialect import Endpoint
+from llamarack.engine.dialects import TransformersDialect
 from llamarack.engine.installed import engine_for
 from llamarack.engine.llamacpp import KEY_VARIABLE, diagnose_by_lines
 from llamarack.environment import engine_environment
@@ -33,12 +24,6 @@ from llamarack.plan.record import Candidate
 
 _WORKER = Path(__file__).with_name("transformers_worker.py")
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
-_METRICS = MetricNames(
-    generated_tokens=("transformers_worker:generated_tokens_total",),
-    prompt_tokens=("transformers_worker:prompt_tokens_total",),
-    running=("transformers_worker:requests_running",),
-    waiting=("transformers_worker:requests_waiting",),
-)
 _FATAL = (
     FatalLine(
         pattern=r"(CUDA out of memory|OutOfMemoryError|DefaultCPUAllocator: can't allocate memory)",
@@ -67,10 +52,7 @@ _FATAL = (
 )
 
 
-class Transformers:
-    name = "transformers"
-    deviations = Deviations(tokenizes_as_vllm=True)
-
+class Transformers(TransformersDialect):
     def prepare(self, group: Group, *, on_cards: bool) -> None:
         engine_for(group, on_cards=on_cards)
         _dtype(group)
@@ -102,16 +84,10 @@ class Transformers:
     def load_fraction(self, log_tail: Sequence[str]) -> float | None:
         return None  # its bar counts tensors on one line that the log does not split
 
-    def counters(self, metrics_text: str) -> Counters:
-        return read_counters(metrics_text, _METRICS)
-
     def require_planned(self, candidate: Candidate, group: Group, log_lines: Sequence[str]) -> None:
         pass
 
     def build(self, group: Group, *, on_cards: bool) -> str | None:
-        return None
-
-    def kv_use(self, metrics_text: str) -> KvUse | None:
         return None
 
     def device_terms(self, log_lines: Sequence[str]) -> Sequence[DeviceTerms]:

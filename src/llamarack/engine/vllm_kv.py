@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from llamarack.engine.adaptor import KvUse, number_of
+from llamarack.engine.dialect import KvUse, number_of
 
 _USED = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")  # a fraction, whatever the name says
 _PREEMPTIONS = ("vllm:num_preemptions_total", "vllm:num_preemptions")

@@ -47,6 +47,10 @@ class AccessLog:
         self._lines: list[str] = []
         self._flushing: asyncio.TimerHandle | None = None
 
+    @property
+    def is_on(self) -> bool:
+        return self._style != "off"
+
     def note(self, entry: Entry) -> None:
         if self._style == "off":
             return

@@ -13,7 +13,7 @@ import time
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
-from llamarack.engine.adaptor import KvUse
+from llamarack.engine.dialect import KvUse
 from llamarack.errors import NotReady, Overloaded, RequestError
 from llamarack.gateway import wire
 from llamarack.gateway.capacity import NOTHING, Held, Pool, corrected, has_room
@@ -181,15 +181,7 @@ class Admission:
             raise NotReady("this server is shutting down", retry_after_s=5)
         if not again and not self.ready(model):
             raise NotReady(f"the model `{model}` is not ready yet: {self._states(model)}", retry_after_s=5)
-        line = self._lines.get(model)
-        if line is None:
-            line = self._lines[model] = _Line()
-        if self._ledger is None and not len(line.queue):  # the usual way, without what waiting needs
-            granted = self._choose(
-                line, model, excluded, demand.caller, Held(slots=demand.slots, tokens=demand.tokens), demand.session
-            )
-            if granted is not None:
-                return granted
+        line = self._line(model)
         waiter = _Waiter(
             future=asyncio.get_running_loop().create_future(),
             excluded=excluded,
@@ -214,20 +206,24 @@ class Admission:
         self._look_again_soon()
         return await self._wait(line, waiter, model, self._max_queue_s if wait_s is None else wait_s)
 
+    def take_now(self, model: str, demand: Demand) -> Reservation | None:
+        """What `take` gives to one that need not wait; None: it must, or is to be refused."""
+        line = self._line(model)
+        if line.queue or self.table.draining:
+            return None
+        wanted = Held(demand.slots, demand.tokens)
+        if self._ledger is None:
+            return self._choose(line, model, (), demand.caller, wanted, demand.session)
+        with self._together(self._ledger):
+            return self._choose(line, model, (), demand.caller, wanted, demand.session)
+
     def give(self, reservation: Reservation) -> None:
         """Returns one reservation, once."""
-        with self._deciding():
-            held = self.held[reservation.id]
-            left = Held(slots=held.slots - reservation.slots, tokens=held.tokens - reservation.tokens)
-            if left.slots:
-                self.held[reservation.id] = left
-            else:
-                del self.held[reservation.id]
-            if reservation.is_stuck:
-                self._count_stuck(reservation, -reservation.slots)
-            line = self._lines.get(reservation.model)
-            if line is not None:
-                self._dispatch_locked(reservation.model, line, polite=True)
+        if self._ledger is None:
+            self._give(reservation)
+            return
+        with self._together(self._ledger):
+            self._give(reservation)
             self._ring_those_who_wait(reservation.model)
 
     def mark_stuck(self, reservation: Reservation) -> None:
@@ -244,6 +240,26 @@ class Admission:
                     self._dispatch_locked(model, line, polite=False)
 
     # -- inside -------------------------------------------------------------------------------------------------
+
+    def _line(self, model: str) -> _Line:
+        line = self._lines.get(model)
+        if line is None:
+            line = self._lines[model] = _Line()
+        return line
+
+    def _give(self, reservation: Reservation) -> None:
+        replica = reservation.row.id
+        held = self.held[replica]
+        slots = held.slots - reservation.slots
+        if slots:
+            self.held[replica] = Held(slots, held.tokens - reservation.tokens)
+        else:
+            del self.held[replica]
+        if reservation.is_stuck:
+            self._count_stuck(reservation, -reservation.slots)
+        line = self._lines.get(reservation.model)
+        if line is not None and line.queue:
+            self._dispatch_locked(reservation.model, line, polite=True)
 
     def _deciding(self) -> contextlib.AbstractContextManager[None]:
         return _ALONE if self._ledger is None else self._together(self._ledger)
@@ -352,25 +368,31 @@ class Admission:
         homes: list[ReplicaRow] = []
         share: dict[str, float] = {}
         has_slot = False
-        for row in self.ready(model):
+        for row in self._ready.get(model, ()):
             assert row.endpoint is not None  # `ready_replicas` has none without
             if row.endpoint.key in excluded:
                 continue
             homes.append(row)
-            held = total_held(row.id, self.held.get(row.id, NOTHING), self._others)
+            held = self.held.get(row.id, NOTHING)
+            if self._others:
+                held = total_held(row.id, held, self._others)
             share[row.id] = held.slots / row.slots
             if has_room(row, held, wanted, self.pools.get(row.endpoint.key)):
                 free.append(row)
             has_slot = has_slot or held.slots + wanted.slots <= row.slots
-        chosen = choose(
-            of_this_turn(free, homes, self._turn),
-            lambda row: share[row.id],
-            policy=self._policy,
-            turn=self._turn,
-            chosen_at=self._chosen_at,
-            session=session,
-            homes=homes,
-        )
+        chosen: ReplicaRow | None
+        if len(homes) == 1:  # the usual rack of one replica needs no choice
+            chosen = free[0] if free else None
+        else:
+            chosen = choose(
+                of_this_turn(free, homes, self._turn),
+                lambda row: share[row.id],
+                policy=self._policy,
+                turn=self._turn,
+                chosen_at=self._chosen_at,
+                session=session,
+                homes=homes,
+            )
         # A slot that is kept for a replica on trial is no sign of a lack of tokens.
         line.for_tokens = chosen is None and has_slot and all(row.share is None for row in homes)
         if chosen is None:
@@ -378,7 +400,7 @@ class Admission:
         self._turn += 1
         self._chosen_at[chosen.id] = self._turn
         self.held[chosen.id] = self.held.get(chosen.id, NOTHING).plus(wanted)
-        return Reservation(row=chosen, model=model, caller=caller, tokens=wanted.tokens, slots=wanted.slots)
+        return Reservation(chosen, model, caller, wanted.tokens, wanted.slots)
 
     def _count_stuck(self, reservation: Reservation, change: int) -> None:
         count = self.stuck.get(reservation.id, 0) + change

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from llamarack.config import Defaults
-from llamarack.engine import ADAPTORS
+from llamarack.engine.dialects import DIALECTS
 from llamarack.errors import BadRequest, ModelNotFound
 from llamarack.gateway.wire import shown
 from llamarack.supervise.table import ModelRow, ReplicaRow
@@ -27,7 +27,7 @@ _MOST_CHOICES = 128
 _LLAMACPP_LIMIT = "n_predict"  # wins over the others there; -1: without end
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, eq=False)
 class Parsed:
     """What the gateway reads of a body. `shape`: chat | text | responses. `wants_usage`: the client asked for the usage
     chunk of a stream. `deployment`: the model that the path named, which wins over the body's."""
@@ -42,8 +42,11 @@ class Parsed:
     @property
     def output_limit(self) -> int | None:
         """The client's own."""
-        names = _LIMITS[self.shape]
-        return next((value for name in names if isinstance(value := self.value.get(name), int) and value > 0), None)
+        for name in _LIMITS[self.shape]:
+            value = self.value.get(name)
+            if isinstance(value, int) and value > 0:
+                return value
+        return None
 
     @property
     def choices(self) -> int:
@@ -69,14 +72,7 @@ def parse(raw: bytes, served: dict[str, ModelRow], *, shape: str, deployment: st
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < lowest):
             raise BadRequest(f"`{name}` must be a whole number of at least {lowest}, {shown(limit)} given", param=name)
     _require_fields(value, shape)
-    return Parsed(
-        value=value,
-        model=model,
-        shape=shape,
-        stream=bool(stream),
-        wants_usage=bool(options and options.get("include_usage")),
-        deployment=deployment,
-    )
+    return Parsed(value, model, shape, bool(stream), bool(options and options.get("include_usage")), deployment)
 
 
 def _require_fields(value: dict[str, Any], shape: str) -> None:
@@ -115,10 +111,10 @@ def _require_fields(value: dict[str, Any], shape: str) -> None:
 
 def require_supported(value: dict[str, Any], path: str, rows: Sequence[ReplicaRow]) -> None:
     """Raises BadRequest for a field that every engine of the model would drop without a word."""
-    engines = {row.engine for row in rows}
-    if not engines:
+    if not rows:
         return
-    tables = [ADAPTORS[engine].deviations.ignored_fields.get(path, {}) for engine in engines]
+    engines = {row.engine for row in rows}
+    tables = [DIALECTS[engine].deviations.ignored_fields.get(path, {}) for engine in engines]
     for name, harmless in tables[0].items():
         if name in value and all(name in table for table in tables) and value[name] not in harmless:
             raise BadRequest(
@@ -126,6 +122,11 @@ def require_supported(value: dict[str, Any], path: str, rows: Sequence[ReplicaRo
                 hint=f"leave `{name}` out",
                 param=name,
             )
+
+
+def dropped_fields(path: str, rows: Sequence[ReplicaRow]) -> frozenset[str]:
+    """Those that `require_supported` looks at."""
+    return frozenset(name for row in rows for name in DIALECTS[row.engine].deviations.ignored_fields.get(path, {}))
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
@@ -156,8 +157,10 @@ def for_engine(raw: bytes, parsed: Parsed, model: ModelRow, *, room_tokens: int 
     """The body as the engine gets it. `room_tokens`: what its prompt leaves of the context, where that is known: the
     file's own default for the output never makes a request too long that the client did not make so."""
     names = _LIMITS[parsed.shape]
-    changed = _capped(parsed.value, names, model.max_output_tokens)
-    added = _defaults(parsed.value, names, model.defaults, model.max_output_tokens, room_tokens)
+    cap, changed = model.max_output_tokens, dict[str, Any]()
+    if cap is not None:
+        changed = _capped(parsed.value, names, cap)
+    added = _defaults(parsed.value, names, model.defaults, cap, room_tokens)
     if parsed.deployment is not None and parsed.value.get("model") != parsed.deployment:
         (changed if "model" in parsed.value else added)["model"] = parsed.deployment
     if parsed.stream and not parsed.wants_usage and parsed.shape != "responses":
@@ -175,10 +178,8 @@ def for_engine(raw: bytes, parsed: Parsed, model: ModelRow, *, room_tokens: int 
     return raw[:start] + orjson.dumps(added)[1:-1] + b"," + raw[start:]
 
 
-def _capped(value: dict[str, Any], names: tuple[str, ...], cap: int | None) -> dict[str, Any]:
+def _capped(value: dict[str, Any], names: tuple[str, ...], cap: int) -> dict[str, Any]:
     """Limits over the cap, and a cap where every limit was given as null or as endless."""
-    if cap is None:
-        return {}
     given = {name: value[name] for name in (*names, _LLAMACPP_LIMIT) if name in value}
     over = {name: cap for name, limit in given.items() if isinstance(limit, int | float) and not 0 <= limit <= cap}
     if given and not over and all(limit is None for limit in given.values()):
@@ -191,7 +192,7 @@ def _defaults(
 ) -> dict[str, Any]:
     """Fields that the client left out. A key given as null is the client's own word and stays."""
     added: dict[str, Any] = {}
-    if not any(name in value for name in names):
+    if names[0] not in value and not any(name in value for name in names):
         limits = [limit for limit in (defaults.max_tokens, cap) if limit is not None]
         if limits:
             added[names[0]] = min([*limits, *([room_tokens] if room_tokens is not None else [])])

@@ -8,8 +8,9 @@ is moved by what the engine shows, up while it has room that nobody uses, down w
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from llamarack.engine.adaptor import KvUse
+from llamarack.engine.dialect import KvUse
 from llamarack.supervise.table import ReplicaRow
 
 # Additive up, multiplicative down: a preempted sequence is computed again, an unused page only waits.
@@ -25,8 +26,7 @@ _PEAK_KEPT = 0.95
 _FULL_FRACTION = 0.95
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Held(NamedTuple):
     """Reservations on one replica, or of one request. `slots`: sequences that run at once; a request for several
     choices takes as many."""
 
@@ -34,7 +34,7 @@ class Held:
     tokens: int = 0
 
     def plus(self, other: Held) -> Held:
-        return Held(slots=self.slots + other.slots, tokens=self.tokens + other.tokens)
+        return Held(self.slots + other.slots, self.tokens + other.tokens)
 
 
 NOTHING = Held()

@@ -18,7 +18,7 @@ _QUEUE_PATIENCE_S = 45.0
 _LEAST_S = 0.05
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Deadlines:
     """Seconds from the arrival, but for the heartbeat. `queue_s`: longest wait for a slot. `total_s`: to the end.
     `status_s`: until a stream's headers must be out. `heartbeat_s`: silence before one is sent."""
@@ -37,6 +37,14 @@ def deadlines(headers: Mapping[str, str], settings: Gateway, *, stream: bool, us
     """
     total_s = _seconds(headers.get("x-stainless-timeout"))
     silence_s = _seconds(headers.get("x-stainless-read-timeout"))
+    if total_s is None and silence_s is None:
+        limit_s = settings.request_timeout_s
+        return Deadlines(
+            queue_s=min(settings.max_queue_s, max(_LEAST_S, limit_s - usual_s)),
+            total_s=limit_s,
+            status_s=_QUEUE_PATIENCE_S,
+            heartbeat_s=settings.heartbeat.interval_s,
+        )
     limit_s = min(total_s or math.inf, settings.request_timeout_s)
     answer_s = limit_s if stream else min(limit_s, silence_s or math.inf)
     queue_s = min(settings.max_queue_s, max(_LEAST_S, answer_s - usual_s))
@@ -50,8 +58,10 @@ def deadlines(headers: Mapping[str, str], settings: Gateway, *, stream: bool, us
 
 def _seconds(text: str | None) -> float | None:
     """None for what is no time: the SDKs also send words."""
+    if not text:
+        return None
     try:
-        value = float(text) if text else 0.0
+        value = float(text)
     except ValueError:
         return None
     return value if 0 < value < math.inf else None

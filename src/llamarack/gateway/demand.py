@@ -17,10 +17,11 @@ _FIRST_OUTPUT_TOKENS = 512
 _WINDOW = 256
 _FEWEST = 16  # below this many a 90th percentile is no more than the largest
 _QUANTILE = 0.9
-_EVERY = 16  # requests between two looks at the window
+# Requests between two looks at the window: soon while it fills, and then before a quarter of it is new.
+_EVERY, _EVERY_OF_FULL = 16, 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Demand:
     """`caller`: whose key; the queue is fair between callers. `tokens`: prompt and output that it will hold in the KV
     cache at its end. `slots`: sequences at once, one for each choice of each prompt. `session`: what requests of one
@@ -51,7 +52,7 @@ class Learned:
         self._output_tokens.append(output_tokens)
         self._seconds.append(seconds)
         self._noted += 1
-        if self._noted % _EVERY == 0:
+        if self._noted % (_EVERY if self._noted <= _WINDOW else _EVERY_OF_FULL) == 0:
             self._rate = quantile(self._tokens_per_byte, _QUANTILE, _FEWEST) or _FIRST_TOKENS_PER_BYTE
             self._output = quantile(self._output_tokens, _QUANTILE, _FEWEST)
             self._usual_s = quantile(self._seconds, 0.5, _FEWEST) or 0.0

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llamarack.engine import ADAPTORS
+from llamarack.engine.dialects import DIALECTS
 from llamarack.gateway.admission import Admission, Reservation
 from llamarack.gateway.upstream import get_text
 from llamarack.supervise.table import ReplicaRow
@@ -81,11 +81,11 @@ class EngineWatch:
         text = await get_text(row.endpoint, "/metrics", _TIMEOUT_S)
         if text is None:
             return
-        adaptor = ADAPTORS[row.engine]
-        use = adaptor.kv_use(text)
+        dialect = DIALECTS[row.engine]
+        use = dialect.kv_use(text)
         if use is not None:
             self._admission.see(row, use, has_learned=self.has_learned(row.model))
-        counters = adaptor.counters(text)
+        counters = dialect.counters(text)
         parts = [part for part in (counters.generated_tokens, counters.prompt_tokens) if part is not None]
         running = [part for part in (counters.running, counters.waiting) if part is not None]
         self._note(row, sum(parts) if parts else None, sum(running) if running else None)

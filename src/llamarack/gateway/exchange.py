@@ -14,6 +14,24 @@ MAX_BODY_BYTES = 32 * 1024**2
 MAX_HEAD_BYTES = 32 * 1024
 
 
+class Head:
+    """What the head of a request says; names of headers in lower case. Requests with the same head share one, where the
+    server remembers it (`heads`); `kept` lives as long: the handler's own place for what follows from a head alone."""
+
+    __slots__ = ("headers", "is_chunkable", "keeps_alive", "kept", "method", "path", "target")
+
+    def __init__(
+        self, method: str, target: str, path: str, headers: Mapping[str, str], *, keeps_alive: bool, is_chunkable: bool
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.path = path
+        self.headers = headers
+        self.keeps_alive = keeps_alive
+        self.is_chunkable = is_chunkable
+        self.kept: object = None
+
+
 class Exchange(Protocol):
     """A handler calls `answer` once, or `begin`, any number of `write` and `end`. Nothing of that waits; a handler that
     sends much asks `is_clogged` and waits in `drained`. It is cancelled in the moment in which the client leaves.
@@ -54,7 +72,25 @@ class Exchange(Protocol):
     async def drained(self) -> None: ...
 
 
+class OpenExchange(Exchange, Protocol):
+    """One whose handler may do without a task, and then says itself when the answer is over: `done`. `on_left` is
+    called once when the client leaves before that. `whole_body`: all of it is here; `carry_on`: now by a task."""
+
+    head: Head
+    on_left: Callable[[], None] | None
+
+    def whole_body(self) -> bytes:
+        """Raises what `body` raises."""
+
+    def done(self) -> None: ...
+
+    def carry_on(self, rest: Handler) -> None:
+        """The client's leaving cancels `rest`, which must take `on_left` back once it runs; it is called before."""
+
+
 Handler = Callable[[Exchange], Awaitable[None]]
+# True: it is answered, or will be, without a task. Must not answer before it returns.
+Opener = Callable[[OpenExchange], bool]
 
 
 class HttpServer(Protocol):

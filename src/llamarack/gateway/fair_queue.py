@@ -35,6 +35,9 @@ class FairQueue(Generic[W]):
         self._clock = 0.0  # where the caller served last stood
         self.tokens = 0
 
+    def __bool__(self) -> bool:
+        return bool(self._lines or self._lost)
+
     def __len__(self) -> int:
         return len(self._lost) + sum(len(line) for line in self._lines.values())
 

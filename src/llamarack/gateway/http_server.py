@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import email.utils
-import http
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
 from typing import cast
 from urllib.parse import unquote
 
 import httptools
 
-from llamarack.errors import BadRequest, LlamarackError, RequestTooLarge, RequestTooSlow
+from llamarack.errors import BadRequest, LlamarackError
 from llamarack.gateway import wire
-from llamarack.gateway.exchange import MAX_BODY_BYTES, MAX_HEAD_BYTES, Handler
+from llamarack.gateway.exchange import MAX_HEAD_BYTES, Handler, Head, Opener
+from llamarack.gateway.fast_exchange import FastExchange, head_bytes
+from llamarack.gateway.heads import Heads
 from llamarack.gateway.ids import new_id
 
 _HEAD_END = b"\r\n\r\n"
@@ -34,35 +33,21 @@ _SWEEP_S = 0.25
 _LINGER_S = 2.0
 # Sent ahead of the answer to the request before; more is not read until that one is answered.
 _MOST_AHEAD_BYTES = 256 * 1024
-_NOT_MODIFIED = 304
-_REASONS = {status.value: status.phrase for status in http.HTTPStatus}
+_NEVER_S = float("inf")
 
 log = logging.getLogger(__name__)
 
 
-class _Clock:
-    """The Date header, made once a second."""
-
-    def __init__(self) -> None:
-        self._at = 0
-        self._text = ""
-
-    def date(self) -> str:
-        now = int(time.time())
-        if now != self._at:
-            self._at = now
-            self._text = email.utils.formatdate(now, usegmt=True)
-        return self._text
-
-
-_CLOCK = _Clock()
-
-
 class FastServer:
-    """Holds the connections of one worker and ends those that are idle or slow."""
+    """Holds the connections of one worker and ends those that are idle or slow. `opens`: asked first for a request that
+    is here whole."""
 
-    def __init__(self, handle: Handler, *, keep_alive_s: float, head_timeout_s: float) -> None:
+    def __init__(
+        self, handle: Handler, *, opens: Opener | None = None, keep_alive_s: float, head_timeout_s: float
+    ) -> None:
         self.handle = handle
+        self.opens = opens
+        self.heads = Heads()
         self.keep_alive_s = keep_alive_s
         self.head_timeout_s = head_timeout_s
         self.connections: set[Connection] = set()
@@ -103,10 +88,12 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
         self._ahead = bytearray()  # not given to the parser yet
-        self._exchange: FastExchange | None = None  # its head is being read, or it is being answered
-        self._in_head = True
-        self._head_bytes = 0
+        self._exchange: FastExchange | None = None  # its head is there; its body is being read, or it is being answered
+        self._url = b""
+        self._headers: dict[str, str] = {}
+        self._head_bytes = 0  # of a head that came in part
         self._body_left: int | None = None  # of a body whose length is told
+        self._is_parsed = True  # else its head was known, and the parser has not seen it
         self._is_paused = False
         self._lingering = False
         self.task: asyncio.Task[None] | None = None
@@ -123,6 +110,8 @@ class Connection(asyncio.Protocol):
         self._server.connections.discard(self)
         if self._exchange is not None:
             self._exchange.broke_off()
+            if self._exchange.on_left is not None:
+                self._exchange.on_left()
         if self.writable is not None and not self.writable.done():
             self.writable.set_result(None)
         if self.task is not None:
@@ -146,7 +135,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._lingering:
             return
-        if self.task is not None and (self._exchange is None or self._exchange.is_read):
+        if self._exchange is not None and self._exchange.is_read:
             self._ahead += data
             if len(self._ahead) > _MOST_AHEAD_BYTES and not self._is_paused and self._transport is not None:
                 self._is_paused = True
@@ -164,15 +153,16 @@ class Connection(asyncio.Protocol):
         """Gives the parser what belongs to the request at hand; keeps the rest."""
         try:
             while data:
-                if self._in_head:
+                if self._exchange is None:
                     data = self._read_head(data)
-                    if self._in_head:
+                    if self._exchange is None:
                         self._ahead += data
                         break
                 else:
                     data = self._read_body(data)
                 if self._exchange is not None and self._exchange.is_read:
-                    self._ahead += data
+                    if data:
+                        self._ahead += data
                     break
         except httptools.HttpParserUpgrade:
             if self._exchange is not None:  # CONNECT
@@ -185,19 +175,31 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._refuse(BadRequest(f"the request is malformed: {str(error) or type(error).__name__}"))
             return
-        if self.task is None and self._exchange is not None and not self._in_head:
+        if self.task is None and self._exchange is not None:
             self._begin(self._exchange)
 
     def _read_head(self, data: bytes) -> bytes:
         """Whole lines only, so that the offer of an upgrade can be hidden. What is left of `data`."""
+        end = data.find(_HEAD_END)
         if self._head_bytes == 0:
+            found = self._server.heads.find(data, end) if end > 0 else None
+            if found is not None:
+                head, length = found
+                self._is_parsed = False
+                self._body_left = length
+                self._exchange = FastExchange(self, head, length)
+                rest = data[end + len(_HEAD_END) :]
+                if len(rest) != length:
+                    return rest
+                self._exchange.take_whole_body(rest)
+                return b""
             data = data.lstrip(b"\r\n")
             if not data:
                 return b""
+            end = data.find(_HEAD_END)
             self.deadline_monotonic_s = time.monotonic() + self._server.head_timeout_s
             if data.startswith(b"PRI "):  # the parser would wait for somebody who speaks it
                 raise httptools.HttpParserError("HTTP/2 without TLS is not spoken here")
-        end = data.find(_HEAD_END)
         stop = end + len(_HEAD_END) if end >= 0 else data.rfind(b"\n") + 1
         if not stop and not (self._head_bytes or 65 <= data[0] <= 90):
             stop = len(data)  # no method begins so: TLS on a plain port, say
@@ -205,30 +207,45 @@ class Connection(asyncio.Protocol):
             raise httptools.HttpParserError(f"its head is longer than {MAX_HEAD_BYTES} bytes")
         if stop:
             lines, data = data[:stop], data[stop:]
+            is_whole = end >= 0 and not self._head_bytes
             self._head_bytes += stop
             if b"pgrade" in lines or b"PGRADE" in lines:
                 lines = _UPGRADE.sub(_HIDDEN, lines)
             self._parser.feed_data(lines)
+            if is_whole and self._exchange is not None and self._body_left and not self._exchange.closing:
+                self._server.heads.learn(lines, self._exchange.head)
         return data
 
     def _read_body(self, data: bytes) -> bytes:
         exchange = self._exchange
         assert exchange is not None
-        if self._body_left is None:
+        left = self._body_left
+        if left is None:
             self._parser.feed_data(data)
             return b""
-        part, rest = data[: self._body_left], data[self._body_left :]
-        self._body_left -= len(part)
-        self._parser.feed_data(part)
+        if len(data) <= left:
+            part, rest = data, b""
+        else:
+            part, rest = data[:left], data[left:]
+        left = self._body_left = left - len(part)
+        if self._is_parsed:
+            self._parser.feed_data(part)
+            return rest
+        if part:
+            exchange.take_body(part)
+        if not left:
+            exchange.body_ended()
         return rest
 
     def _begin(self, exchange: FastExchange) -> None:
-        self.deadline_monotonic_s = float("inf")  # its handler minds the time now
-        self.task = asyncio.get_running_loop().create_task(self._handle(exchange))
+        self.deadline_monotonic_s = _NEVER_S  # its handler minds the time now
+        opens = self._server.opens
+        if opens is None or not exchange.is_read or not opens(exchange):
+            self.task = asyncio.get_running_loop().create_task(self._run(exchange, self._server.handle))
 
-    async def _handle(self, exchange: FastExchange) -> None:
+    async def _run(self, exchange: FastExchange, handle: Handler) -> None:
         try:
-            await self._server.handle(exchange)
+            await handle(exchange)
         except asyncio.CancelledError:
             pass  # the client left
         except Exception:
@@ -236,9 +253,12 @@ class Connection(asyncio.Protocol):
             exchange.abort()
         finally:
             self.task = None
-            self._after(exchange)
+            self.over(exchange)
 
-    def _after(self, exchange: FastExchange) -> None:
+    def carry_on(self, exchange: FastExchange, rest: Handler) -> None:
+        self.task = asyncio.get_running_loop().create_task(self._run(exchange, rest))
+
+    def over(self, exchange: FastExchange) -> None:
         """The answer is out: the next request, or the end."""
         if self._transport is None or self._transport.is_closing():
             return
@@ -249,9 +269,8 @@ class Connection(asyncio.Protocol):
             self._linger()
             return
         self._exchange = None
-        self._in_head = True
         self._head_bytes = 0
-        self._body_left = None
+        self._is_parsed = True
         self.deadline_monotonic_s = time.monotonic() + self._server.keep_alive_s
         if self._is_paused:
             self._is_paused = False
@@ -263,7 +282,7 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, error: LlamarackError) -> None:
         """What is no request gets the one error form; where its handler runs, that answers."""
-        if self._exchange is not None and not self._in_head and self.task is not None:
+        if self._exchange is not None and self.task is not None:
             self._exchange.refuse(error)
             return
         if self._transport is None or self.task is not None:
@@ -310,34 +329,30 @@ class Connection(asyncio.Protocol):
         if self._exchange is not None:  # behind a chunked body in the same piece: its sender must wait for the answer
             self._exchange.closing = True
             return
-        self._exchange = FastExchange(self)
+        self._url = b""
+        self._headers = {}
 
     def on_url(self, url: bytes) -> None:
-        if self._exchange is not None and not self._exchange.is_read:
-            self._exchange.url += url
+        if self._exchange is None:
+            self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        exchange = self._exchange
-        if exchange is None or exchange.is_read or not self._in_head:
+        if self._exchange is not None:
             return
         known = name.decode("latin-1").lower()
         if known == "xpgrade":
             known = "upgrade"
-        exchange.take_header(known, value.decode("latin-1").strip())
+        text = value.decode("latin-1").strip()
+        headers = self._headers
+        headers[known] = f"{headers[known]}, {text}" if known in headers else text
 
     def on_headers_complete(self) -> None:
-        exchange = self._exchange
-        if exchange is None or exchange.is_read or not self._in_head:
+        if self._exchange is not None:
             return
-        exchange.take_head(
-            self._parser.get_method().decode("latin-1"),
-            self._parser.get_http_version(),
-            self._parser.should_keep_alive(),
-        )
-        length = exchange.headers.get("content-length")
-        if length is not None and "transfer-encoding" not in exchange.headers:
-            self._body_left = int(length)  # digits: the parser has seen to it
-        self._in_head = False
+        length = self._headers.get("content-length")
+        is_chunked = "transfer-encoding" in self._headers
+        self._body_left = int(length) if length is not None and not is_chunked else None  # digits: the parser saw to it
+        self._exchange = FastExchange(self, self._head(), int(length) if length is not None else None)
 
     def on_body(self, data: bytes) -> None:
         if self._exchange is not None and not self._exchange.is_read:
@@ -347,135 +362,20 @@ class Connection(asyncio.Protocol):
         if self._exchange is not None:
             self._exchange.body_ended()
 
-
-class FastExchange:
-    """`exchange.Exchange` of a `Connection`."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.method = ""
-        self.target = ""
-        self.path = ""
-        self.url = b""
-        self._headers: dict[str, str] = {}
-        self.headers: Mapping[str, str] = self._headers
-        self.status: int | None = None
-        self.closing = False
-        self.on_flow: Callable[[bool], None] | None = None
-        self.is_read = False
-        self.is_ended = False
-        self._connection = connection
-        self._parts: list[bytes] = []
-        self._size = 0
-        self._fault: LlamarackError | None = None
-        self._news: asyncio.Future[None] | None = None
-        self._chunked = True
-
-    # -- what the connection tells ------------------------------------------------------------------------------
-
-    def take_header(self, name: str, text: str) -> None:
-        self._headers[name] = f"{self._headers[name]}, {text}" if name in self._headers else text
-
-    def take_head(self, method: str, version: str, keeps_alive: bool) -> None:
-        self.method = method
-        self.target = self.url.decode("latin-1")
-        if not self.target.isascii() or not self.target.isprintable():
+    def _head(self) -> Head:
+        """Raises BadRequest for a target that is not ASCII."""
+        method = self._parser.get_method().decode("latin-1")
+        target = self._url.decode("latin-1")
+        if not target.isascii() or not target.isprintable():
             raise BadRequest("the request is malformed: its path is not ASCII")
-        path = self.target
+        path = target
         if not path.startswith("/") and method != "CONNECT" and path != "*":
-            parsed = httptools.parse_url(self.url)
-            path = (parsed.path or b"/").decode("latin-1")
-        self.path = unquote(path.partition("?")[0], errors="replace")
-        self.closing = not keeps_alive
-        self._chunked = version != "1.0"
-
-    def take_body(self, data: bytes) -> None:
-        self._size += len(data)
-        if self._size > MAX_BODY_BYTES:
-            self.refuse(_too_large())
-        elif self._fault is None:
-            self._parts.append(data)
-
-    def body_ended(self) -> None:
-        self.is_read = True
-        self._wake()
-
-    def refuse(self, error: LlamarackError) -> None:
-        self._fault = self._fault or error
-        self.closing = True
-        self._parts.clear()
-        self._wake()
-
-    def broke_off(self) -> None:
-        self._fault = self._fault or BadRequest("the body cannot be read: the client closed the connection")
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
-
-    # -- exchange.Exchange --------------------------------------------------------------------------------------
-
-    @property
-    def is_clogged(self) -> bool:
-        return self._connection.writable is not None
-
-    async def body(self, timeout_s: float) -> bytes:
-        if int(self.headers.get("content-length", "0") or 0) > MAX_BODY_BYTES:
-            raise _too_large()
-        if not self.is_read and self._fault is None:
-            self._news = asyncio.get_running_loop().create_future()
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._news
-            except TimeoutError:
-                raise RequestTooSlow(f"the body did not come within {timeout_s:g} s") from None
-        if self._fault is not None:
-            raise self._fault
-        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-
-    def go_on(self) -> None:
-        self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    def answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        self.status = status
-        length = {} if status == _NOT_MODIFIED else {"Content-Length": str(len(body))}  # that would be the file's
-        head = head_bytes(status, {**headers, **length, **self._connection_header()})
-        self._connection.write(head if self.method == "HEAD" else head + body)
-        self.is_ended = True
-
-    def begin(self, status: int, headers: Mapping[str, str]) -> None:
-        self.status = status
-        if not self._chunked:
-            self.closing = True
-        framing = {"Transfer-Encoding": "chunked"} if self._chunked else {}
-        self._connection.write(head_bytes(status, {**headers, **framing, **self._connection_header()}))
-
-    def write(self, data: bytes) -> None:
-        self._connection.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
-
-    def end(self) -> None:
-        if self._chunked:
-            self._connection.write(b"0\r\n\r\n")
-        self.is_ended = True
-
-    def abort(self) -> None:
-        self._connection.abort()
-
-    async def drained(self) -> None:
-        if self._connection.writable is not None:
-            await self._connection.writable
-
-    def _connection_header(self) -> dict[str, str]:
-        if not self.is_read:
-            self.closing = True
-        return {"Connection": "close"} if self.closing else {}
-
-
-def head_bytes(status: int, headers: Mapping[str, str]) -> bytes:
-    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-    reason = _REASONS.get(status, "Status")
-    return f"HTTP/1.1 {status} {reason}\r\nDate: {_CLOCK.date()}\r\n{lines}\r\n".encode("latin-1", "replace")
-
-
-def _too_large() -> RequestTooLarge:
-    return RequestTooLarge(f"the body is larger than {MAX_BODY_BYTES} bytes")
+            path = (httptools.parse_url(self._url).path or b"/").decode("latin-1")
+        return Head(
+            method,
+            target,
+            unquote(path.partition("?")[0], errors="replace"),
+            self._headers,
+            keeps_alive=self._parser.should_keep_alive(),
+            is_chunkable=self._parser.get_http_version() != "1.0",
+        )

@@ -88,7 +88,7 @@ class Keys:
 
     def require(self, headers: Mapping[str, str]) -> Key:
         """The caller's entry. Raises Unauthorized. Reads `authorization: Bearer` and `api-key`."""
-        self._refresh()
+        self.refresh()
         given = headers.get("authorization", "")
         scheme, _, token = given.partition(" ")
         key = (token.strip() if scheme.lower() == "bearer" else "") or headers.get("api-key", "")
@@ -103,10 +103,11 @@ class Keys:
             raise Unauthorized("this API key is not known here", hint="llamarack keys list shows which are")
         return found
 
-    def _refresh(self) -> None:
+    def refresh(self) -> KeyFile:
+        """The keys that hold now: what `require` found holds as long as this is the same object."""
         now = time.monotonic()
         if now - self._checked_monotonic_s < _RECHECK_S:
-            return
+            return self._content
         self._checked_monotonic_s = now
         stamp = self._file_stamp()
         if stamp is not None and stamp != self._stamp:
@@ -115,6 +116,7 @@ class Keys:
                 self._stamp = stamp
             except ConfigError:
                 pass
+        return self._content
 
     def _file_stamp(self) -> tuple[int, int, int] | None:
         try:

@@ -23,7 +23,9 @@ class Outcomes:
     def count(self, replica: str, *, failed: bool, first_token_s: float | None = None) -> None:
         """One request that ended. `first_token_s`: since its admission; None for an answer that was not streamed.
         Who left of their own accord is not counted."""
-        counts = self._by_replica.setdefault(replica, _Counts())
+        counts = self._by_replica.get(replica)
+        if counts is None:
+            counts = self._by_replica[replica] = _Counts()
         counts.requests += 1
         counts.failures += failed
         if first_token_s is not None and not failed:

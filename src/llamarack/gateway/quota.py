@@ -9,18 +9,22 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import orjson
 
 from llamarack.errors import Forbidden, RateLimited
 from llamarack.gateway.admission import Admission
-from llamarack.gateway.keys import Key
 from llamarack.gateway.ledger import Ledger, Part
 
+if TYPE_CHECKING:
+    from llamarack.gateway.keys import Key
+
 _DAY_S = 86_400
+Told = tuple[int, int, int, int, int]  # of one key by one worker: see `ledger.Part.callers`
 
 
 @dataclass(slots=True)
@@ -41,7 +45,14 @@ class Use:
         self.generated_tokens += more.generated_tokens
 
 
-_NONE = Use()
+@dataclass(slots=True)
+class _Caller:
+    """One key at this worker. `in_minute`: requests of that minute; `use`: of the day."""
+
+    running: int = 0
+    minute: int = 0
+    in_minute: int = 0
+    use: Use = field(default_factory=Use)
 
 
 class Quotas:
@@ -62,17 +73,15 @@ class Quotas:
         self._ledger = ledger
         self._folder = folder
         self._worker = worker
-        self._running: dict[str, int] = {}
-        self._minute: dict[str, tuple[int, int]] = {}
+        self._callers: dict[str, _Caller] = {}
         self._day = int(now_unix_s()) // _DAY_S
-        self._use: dict[str, Use] = {}
         self._changed = False
         if folder is not None:
             # A rack that has fewer workers than before: the first counts what the others left.
             numbers = [worker, *(range(workers, 64) if worker == 0 else ())]
             for number in numbers:
                 for name, use in read_day(_file(folder, self._day, number)).items():
-                    self._add(name, use)
+                    self._caller(name).use.add(use)
             for number in numbers[1:]:
                 with contextlib.suppress(FileNotFoundError):
                     _file(folder, self._day, number).unlink()
@@ -87,42 +96,65 @@ class Quotas:
 
     def enter(self, key: Key) -> None:
         """One more request of this key, to be left with `leave`. Raises RateLimited."""
-        with self._deciding() as others:
-            self._new_day()
-            minute = int(self._now()) // 60
-            running = self._running.get(key.name, 0)
-            in_minute = self._in_minute(key.name, minute)
-            told = [part.callers.get(key.name, ()) for _, part in others]
-            if key.max_parallel is not None and running + sum(t[0] for t in told if t) >= key.max_parallel:
-                raise RateLimited(f"this key has {key.max_parallel} requests running, the most it may", retry_after_s=1)
-            asked = in_minute + sum(t[2] for t in told if t and t[1] == minute)
-            if key.requests_per_minute is not None and asked >= key.requests_per_minute:
-                raise RateLimited(
-                    f"this key has made {key.requests_per_minute} requests in this minute, the most it may",
-                    retry_after_s=60 - self._now() % 60,
-                )
-            used = self._use.get(key.name, _NONE).tokens + sum(t[4] for t in told if t and t[3] == self._day)
-            if key.tokens_per_day is not None and used >= key.tokens_per_day:
-                raise RateLimited(
-                    f"this key has used {used} tokens today (UTC), {key.tokens_per_day} are its share",
-                    retry_after_s=_DAY_S - self._now() % _DAY_S,
-                    should_retry=False,
-                )
-            self._running[key.name] = running + 1
-            self._minute[key.name] = (minute, in_minute + 1)
-            self._tell(key.name)
+        if self._ledger is None:
+            self._enter(key, ())
+            return
+        with self._ledger.locked():
+            try:
+                self._enter(key, self._ledger.others())
+            finally:
+                self._tell(key.name)
+                self._ledger.publish(self._part)
 
     def leave(self, key: Key, prompt_tokens: int, generated_tokens: int) -> None:
-        with self._deciding():
-            self._new_day()
-            left = self._running[key.name] - 1
-            if left:
-                self._running[key.name] = left
-            else:
-                del self._running[key.name]
-            self._add(key.name, Use(requests=1, prompt_tokens=prompt_tokens, generated_tokens=generated_tokens))
-            self._changed = True
+        if self._ledger is None:
+            self._leave(key, prompt_tokens, generated_tokens)
+            return
+        with self._ledger.locked():
+            self._leave(key, prompt_tokens, generated_tokens)
             self._tell(key.name)
+            self._ledger.publish(self._part)
+
+    def _enter(self, key: Key, others: Sequence[tuple[int, Part]]) -> None:
+        now = self._now()
+        self._see_day(now)
+        caller = self._caller(key.name)
+        minute = int(now) // 60
+        if caller.minute != minute:
+            caller.minute, caller.in_minute = minute, 0
+        if key.max_parallel is not None or key.requests_per_minute is not None or key.tokens_per_day is not None:
+            told = [part.callers[key.name] for _, part in others if key.name in part.callers]
+            self._require(key, caller, told, now)
+        caller.running += 1
+        caller.in_minute += 1
+
+    def _require(self, key: Key, caller: _Caller, told: Sequence[Told], now: float) -> None:
+        running = caller.running + sum(each[0] for each in told)
+        if key.max_parallel is not None and running >= key.max_parallel:
+            raise RateLimited(f"this key has {key.max_parallel} requests running, the most it may", retry_after_s=1)
+        asked = caller.in_minute + sum(each[2] for each in told if each[1] == caller.minute)
+        if key.requests_per_minute is not None and asked >= key.requests_per_minute:
+            raise RateLimited(
+                f"this key has made {key.requests_per_minute} requests in this minute, the most it may",
+                retry_after_s=60 - now % 60,
+            )
+        used = caller.use.tokens + sum(each[4] for each in told if each[3] == self._day)
+        if key.tokens_per_day is not None and used >= key.tokens_per_day:
+            raise RateLimited(
+                f"this key has used {used} tokens today (UTC), {key.tokens_per_day} are its share",
+                retry_after_s=_DAY_S - now % _DAY_S,
+                should_retry=False,
+            )
+
+    def _leave(self, key: Key, prompt_tokens: int, generated_tokens: int) -> None:
+        self._see_day(self._now())
+        caller = self._callers[key.name]
+        caller.running -= 1
+        use = caller.use
+        use.requests += 1
+        use.prompt_tokens += prompt_tokens
+        use.generated_tokens += generated_tokens
+        self._changed = True
 
     def save(self) -> None:
         """Writes the day where it changed."""
@@ -132,50 +164,37 @@ class Quotas:
         path = _file(self._folder, self._day, self._worker)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         fresh = path.with_name(path.name + ".new")
-        fresh.write_bytes(orjson.dumps({"schema_version": 1, "keys": self._use}))
+        used = {name: caller.use for name, caller in self._callers.items() if caller.use.requests}
+        fresh.write_bytes(orjson.dumps({"schema_version": 1, "keys": used}))
         os.replace(fresh, path)
 
-    def _deciding(self) -> contextlib.AbstractContextManager[list[tuple[int, Part]]]:
-        return _ALONE if self._ledger is None else _under(self._ledger, self._part)
-
-    def _in_minute(self, name: str, minute: int) -> int:
-        known = self._minute.get(name)
-        return known[1] if known is not None and known[0] == minute else 0
-
-    def _new_day(self) -> None:
-        day = int(self._now()) // _DAY_S
-        if day != self._day:
-            self.save()
-            self._day, self._use = day, {}
-            self._minute.clear()
-
-    def _add(self, name: str, more: Use) -> None:
-        known = self._use.get(name)
+    def _caller(self, name: str) -> _Caller:
+        known = self._callers.get(name)
         if known is None:
-            known = self._use[name] = Use()
-        known.add(more)
+            known = self._callers[name] = _Caller()
+        return known
+
+    def _see_day(self, now: float) -> None:
+        day = int(now) // _DAY_S
+        if day == self._day:
+            return
+        self.save()
+        self._day = day
+        self._callers = {name: caller for name, caller in self._callers.items() if caller.running}
+        for caller in self._callers.values():
+            caller.use, caller.in_minute = Use(), 0
 
     def _tell(self, name: str) -> None:
-        minute, in_minute = self._minute.get(name, (0, 0))
-        tokens = self._use.get(name, _NONE).tokens
-        self._part.callers[name] = (self._running.get(name, 0), minute, in_minute, self._day, tokens)
+        caller = self._caller(name)
+        told = (caller.running, caller.minute, caller.in_minute, self._day, caller.use.tokens)
+        self._part.callers[name] = told
 
     def _tell_all(self) -> None:
-        with self._deciding():
-            for name in self._use:
-                self._tell(name)
-
-
-_ALONE: contextlib.nullcontext[list[tuple[int, Part]]] = contextlib.nullcontext([])
-
-
-@contextlib.contextmanager
-def _under(ledger: Ledger, part: Part) -> Iterator[list[tuple[int, Part]]]:
-    with ledger.locked():
-        try:
-            yield ledger.others()
-        finally:
-            ledger.publish(part)
+        for name in self._callers:
+            self._tell(name)
+        if self._ledger is not None:
+            with self._ledger.locked():
+                self._ledger.publish(self._part)
 
 
 def _file(folder: Path, day: int, worker: int) -> Path:

@@ -7,20 +7,16 @@ import logging
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
-
-import orjson
+from typing import TYPE_CHECKING, Any
 
 from llamarack.config import Gateway
-from llamarack.engine import ADAPTORS
 from llamarack.errors import (
     BadRequest,
     DeadlineExceeded,
     LlamarackError,
     MethodNotAllowed,
-    ModelNotFound,
     NotFound,
     NotReady,
     RequestError,
@@ -28,32 +24,27 @@ from llamarack.errors import (
 )
 from llamarack.gateway import body as bodies
 from llamarack.gateway import wire
+from llamarack.gateway.about import About, Peers
 from llamarack.gateway.access_log import AccessLog, Entry
 from llamarack.gateway.admission import Admission
+from llamarack.gateway.asked import Asked, refuse, send_json
 from llamarack.gateway.dashboard import PAGE_PATHS, STATUS_PATH, Dashboard
-from llamarack.gateway.deadlines import deadlines
-from llamarack.gateway.demand import Demand, Learned
-from llamarack.gateway.embeddings import checked_embeddings, embeddings_answer
 from llamarack.gateway.engine_watch import EngineWatch
-from llamarack.gateway.exchange import Exchange, HttpServer, offers_websocket, waits_to_continue
-from llamarack.gateway.gathered import as_stream
+from llamarack.gateway.exchange import Exchange, HttpServer, OpenExchange, offers_websocket, waits_to_continue
+from llamarack.gateway.generation import SHAPES, Generation
+from llamarack.gateway.ids import new_id
 from llamarack.gateway.ids import request_id as id_of
-from llamarack.gateway.keys import Key, Keys
-from llamarack.gateway.metrics import Metrics, merged, summed, with_labels
+from llamarack.gateway.metrics import Metrics
 from llamarack.gateway.quota import Quotas
-from llamarack.gateway.rack_metrics import rack_text
-from llamarack.gateway.relay import Call, Relay
-from llamarack.gateway.routing import session_of
-from llamarack.gateway.sizing import sized
+from llamarack.gateway.relay import Relay
 from llamarack.gateway.tokens import detokenize, tokenize
-from llamarack.gateway.upstream import get_text
-from llamarack.supervise.state import State
-from llamarack.supervise.table import ModelRow, ReplicaRow
-from llamarack.version import __version__
+from llamarack.supervise.table import ReplicaRow
+
+if TYPE_CHECKING:
+    from llamarack.gateway.keys import Key, KeyFile, Keys
 
 # For a first head and for a whole body: 32 MiB at 4.5 Mbit/s. Without, a byte now and then holds a connection for ever.
 _SENDING_TIMEOUT_S = 60.0
-_ENGINE_METRICS_TIMEOUT_S = 2.0
 _PREFIX = re.compile(r"^(?:/v1)+(?=/|$)")
 _AZURE = re.compile(r"^/openai/(?:deployments/(?P<name>[^/]+(?:/[^/]+)*?)(?=/(?:chat/)?completions$|/embeddings$)|v1)")
 _KEPT_PATHS = 256
@@ -62,22 +53,21 @@ HTTP_VARIABLE = "LLAMARACK_GATEWAY_HTTP"
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """One request once its path is known. `deployment`: the model that an Azure path names."""
-
-    exchange: Exchange
-    request_id: str
-    path: str
-    key: Key | None
-    deployment: str | None
-    entry: Entry
-
-
 Handler = Callable[[Asked], Awaitable[None]]
 SmallRequest = Callable[[ReplicaRow, dict[str, Any]], Awaitable[dict[str, Any]]]
-Peers = Callable[[], Awaitable[list[str]]]
+
+
+@dataclass(slots=True, eq=False)
+class _Known:
+    """What follows from a head alone. `id`: the request id that it brings. `key`: as found in `keys`, which are those
+    of the file as long as they are the same object."""
+
+    path: str
+    deployment: str | None
+    id: str | None
+    is_generation: bool  # and nothing about it is unusual
+    keys: KeyFile | None = None
+    key: Key | None = None
 
 
 class GatewayServer:
@@ -99,31 +89,28 @@ class GatewayServer:
         self.watch = EngineWatch(admission, stuck_request_s)
         self._settings = settings
         self._admission = admission
-        self._metrics = metrics
         self._keys = keys
         self._dashboard = dashboard or Dashboard(None)
         self._quotas = quotas or Quotas(admission, time.time)
         self._access = access or AccessLog(settings.access_log)
-        self._peers = peers
         self._relay = Relay(settings, admission, metrics, self.watch, stuck_request_s)
+        self._generation = Generation(settings, admission, metrics, self._quotas, self._relay)
         self.outcomes = self._relay.outcomes
-        self._learned: dict[str, Learned] = {}
-        self.watch.has_learned = lambda model: self._learned_of(model).is_settled
+        self.watch.has_learned = lambda model: self._generation.learned_of(model).is_settled
         self._paths: dict[str, tuple[str, str | None]] = {}
         self._sending_timeout_s = min(_SENDING_TIMEOUT_S, settings.request_timeout_s)
+        about = self._about = About(admission, metrics, self._dashboard, peers, self._generation.served)
         self._routes: dict[str, dict[str, Handler]] = {
-            "/live": {"GET": self._live},
-            "/livez": {"GET": self._live},
-            "/ready": {"GET": self._ready},
-            "/readyz": {"GET": self._ready},
-            "/health": {"GET": self._ready},
-            "/metrics": {"GET": self._metrics_text},
-            "/version": {"GET": self._version},
+            "/live": {"GET": about.live},
+            "/livez": {"GET": about.live},
+            "/ready": {"GET": about.ready},
+            "/readyz": {"GET": about.ready},
+            "/health": {"GET": about.ready},
+            "/metrics": {"GET": about.metrics_text},
+            "/version": {"GET": about.version},
             STATUS_PATH: {"GET": self._dashboard_status},
-            "/models": {"GET": self._models},
-            "/chat/completions": {"POST": self._generate},
-            "/completions": {"POST": self._generate},
-            "/responses": {"POST": self._generate},
+            "/models": {"GET": about.models},
+            **{path: {"POST": self._generate} for path in SHAPES},
             "/embeddings": {"POST": self._embeddings},
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
@@ -131,7 +118,7 @@ class GatewayServer:
 
     def apply(self, settings: Gateway, keys: Keys | None) -> None:
         """Other limits for the requests to come, after a reload."""
-        self._settings = self._relay.settings = settings
+        self._settings = self._relay.settings = self._generation.settings = settings
         self._keys = keys
         self._sending_timeout_s = min(_SENDING_TIMEOUT_S, settings.request_timeout_s)
 
@@ -145,7 +132,7 @@ class GatewayServer:
             return AiohttpServer(self.handle, **limits)
         from llamarack.gateway.http_server import FastServer
 
-        return FastServer(self.handle, **limits)
+        return FastServer(self.handle, opens=self.open, **limits)
 
     def close(self) -> None:
         self._relay.close()
@@ -155,195 +142,134 @@ class GatewayServer:
     def save(self) -> None:
         self._quotas.save()
 
+    # -- by a task ----------------------------------------------------------------------------------------------
+
     async def handle(self, exchange: Exchange) -> None:
-        started = time.monotonic()
-        has_left = False
-        request_id = id_of(exchange.headers.get("x-request-id", ""))
-        # The target is still percent-encoded: a line break in it makes no line in the log.
-        entry = Entry(method=exchange.method, target=exchange.target, request_id=request_id, status=499, seconds=0.0)
+        asked = Asked(exchange, id_of(exchange.headers.get("x-request-id", "")), time.monotonic())
         if offers_websocket(exchange):
             exchange.closing = True  # a client that takes what follows for another protocol must be told
+        await self._finish(asked, self._answer(asked))
+
+    async def _finish(self, asked: Asked, answering: Awaitable[None]) -> None:
+        """Sees to it that there is an answer, and a line in the log."""
+        exchange = asked.exchange
+        has_left = False
         try:
-            await self._answer(exchange, request_id, entry)
+            await answering
         except RequestError as error:
             if error.http_status == RequestTooSlow.http_status:
                 exchange.closing = True
-            _refuse(exchange, error, request_id)
+            refuse(exchange, error, asked.request_id)
         except asyncio.CancelledError:
             has_left = True  # perhaps after its 200
             raise
         except Exception:
-            log.exception("unexpected request=%s path=%s", request_id, exchange.target)
-            _refuse(exchange, LlamarackError("the gateway met a fault of its own"), request_id)
+            log.exception("unexpected request=%s path=%s", asked.request_id, exchange.target)
+            refuse(exchange, LlamarackError("the gateway met a fault of its own"), asked.request_id)
         finally:
-            entry.status = 499 if has_left or exchange.status is None else exchange.status
-            entry.seconds = time.monotonic() - started
-            if exchange.path != STATUS_PATH or entry.status != 200:  # a page that looks every second would fill the log
-                self._access.note(entry)
+            self._note(asked, 499 if has_left or exchange.status is None else exchange.status)
 
-    async def _answer(self, exchange: Exchange, request_id: str, entry: Entry) -> None:
+    async def _answer(self, asked: Asked) -> None:
+        exchange = asked.exchange
         path = exchange.path
         if path in PAGE_PATHS and exchange.method in {"GET", "HEAD"}:
-            self._dashboard.page(exchange, request_id)
+            self._dashboard.page(exchange, asked.request_id)
             return
-        route = self._paths.get(path)
-        if route is None:
-            route = _route(path)
-            if len(self._paths) < _KEPT_PATHS:
-                self._paths[path] = route
-        path, deployment = route
-        key = None
-        if self._keys is not None and path not in _HEALTH_PATHS:
-            key = self._keys.require(exchange.headers)
-            entry.caller = key.name
-        methods = self._routes.get(path)
-        if methods is None and path.startswith("/models/"):
-            methods = {"GET": self._one_model}
+        asked.path, asked.deployment = self._route(path)
+        if self._keys is not None and asked.path not in _HEALTH_PATHS:
+            asked.key = self._keys.require(exchange.headers)
+        methods = self._routes.get(asked.path)
+        if methods is None and asked.path.startswith("/models/"):
+            methods = {"GET": self._about.one_model}
         if methods is None:
             raise NotFound(f"the path `{exchange.path}` is not known here", hint="POST /v1/chat/completions")
         handler = methods.get("GET" if exchange.method == "HEAD" else exchange.method)
         if handler is None:
             allowed = ", ".join(methods)
             refusal = MethodNotAllowed(f"`{exchange.path}` takes {allowed}, {exchange.method} given")
-            _refuse(exchange, refusal, request_id, {"Allow": allowed})
+            refuse(exchange, refusal, asked.request_id, {"Allow": allowed})
             return
         if waits_to_continue(exchange):
             exchange.go_on()
-        await handler(
-            Asked(exchange=exchange, request_id=request_id, path=path, key=key, deployment=deployment, entry=entry)
-        )
+        await handler(asked)
 
-    # -- generation ---------------------------------------------------------------------------------------------
+    def _route(self, path: str) -> tuple[str, str | None]:
+        route = self._paths.get(path)
+        if route is None:
+            route = _route(path)
+            if len(self._paths) < _KEPT_PATHS:
+                self._paths[path] = route
+        return route
+
+    # -- without one --------------------------------------------------------------------------------------------
+
+    def open(self, exchange: OpenExchange) -> bool:
+        """True for a request that is on its way to an engine. Of all others, refused ones too, a task sees to."""
+        known = exchange.head.kept
+        if not isinstance(known, _Known):
+            known = exchange.head.kept = self._known(exchange)
+        if not known.is_generation:
+            return False
+        try:
+            key = self._key_of(known, exchange) if self._keys is not None else None
+            asked = Asked(exchange, known.id or new_id(), time.monotonic(), known.path, key, known.deployment)
+            return self._generation.begin(asked, exchange, self._over, self._finish)
+        except RequestError:
+            return False
+        except Exception:
+            log.exception("unexpected path=%s", exchange.target)
+            if exchange.on_left is not None:  # gives back what it holds
+                exchange.on_left()
+                exchange.on_left = None
+            return False
+
+    def _known(self, exchange: OpenExchange) -> _Known:
+        path, deployment = self._route(exchange.path)
+        given = exchange.headers.get("x-request-id", "")
+        usual = path in SHAPES and exchange.method == "POST" and "upgrade" not in exchange.headers
+        usual = usual and "expect" not in exchange.headers and _is_json_as_it_is(exchange)
+        return _Known(path, deployment, given if given and id_of(given) == given else None, usual)
+
+    def _key_of(self, known: _Known, exchange: Exchange) -> Key:
+        """Raises Unauthorized."""
+        assert self._keys is not None
+        valid = self._keys.refresh()
+        if known.key is None or known.keys is not valid:
+            known.key = self._keys.require(exchange.headers)
+            known.keys = valid
+        return known.key
+
+    def _over(self, asked: Asked, code: str) -> None:
+        self._note(asked, int(code))
+
+    def _note(self, asked: Asked, status: int) -> None:
+        if not self._access.is_on:
+            return
+        exchange, call = asked.exchange, asked.call
+        if exchange.path == STATUS_PATH and status == 200:  # a page that looks every second would fill the log
+            return
+        # The target is still percent-encoded: a line break in it makes no line in the log.
+        entry = Entry(
+            method=exchange.method,
+            target=exchange.target,
+            request_id=asked.request_id,
+            status=status,
+            seconds=time.monotonic() - asked.arrived_monotonic_s,
+            caller=asked.key.name if asked.key is not None else None,
+        )
+        if call is not None and call.is_accounted:
+            entry.model, entry.replica, entry.queue_s = call.model, call.replica, call.queue_s
+            entry.first_token_s, entry.per_token_s = call.first_event_s, call.per_token_s
+            entry.prompt_tokens, entry.generated_tokens = call.prompt_tokens, call.generated_tokens
+        self._access.note(entry)
+
+    # -- endpoints ----------------------------------------------------------------------------------------------
 
     async def _generate(self, asked: Asked) -> None:
-        arrived = time.monotonic()
-        raw = await self._body(asked.exchange)
-        served = self._served(asked.key)
-        parsed = bodies.parse(raw, served, shape=_SHAPES[asked.path], deployment=asked.deployment)
-        model = served[parsed.model]
-        rows = self._admission.ready(parsed.model)
-        bodies.require_supported(parsed.value, asked.path, rows)
-        learned = self._learned_of(parsed.model)
-        size = await sized(raw, parsed, model, rows, learned, self._admission.pools)
-        body = bodies.for_engine(raw, parsed, model, room_tokens=size.room_tokens)
-        await self._relayed(
-            Call(
-                exchange=asked.exchange,
-                request_id=asked.request_id,
-                model=parsed.model,
-                engine_path="/v1" + asked.path,
-                body=body,
-                stream_body=None if _all_end_whole_answers(rows) else as_stream(body, parsed),
-                shape=parsed.shape,
-                stream=parsed.stream,
-                hide_usage=parsed.stream and not parsed.wants_usage,
-                demand=Demand(
-                    caller=asked.key.name if asked.key else "",
-                    tokens=size.tokens,
-                    slots=parsed.choices,
-                    session=self._session(asked.exchange.headers, parsed.value),
-                ),
-                deadlines=deadlines(
-                    asked.exchange.headers, self._settings, stream=parsed.stream, usual_s=learned.usual_s
-                ),
-                arrived_monotonic_s=arrived,
-                asked_bytes=len(raw),
-                fields=[name for name in parsed.value if name not in _PLAIN_FIELDS],
-            ),
-            asked,
-        )
-
-    async def _relayed(self, call: Call, asked: Asked) -> None:
-        key, metrics = asked.key, self._metrics
-        if key is not None:
-            self._quotas.require_model(key, call.model)
-            try:
-                self._quotas.enter(key)
-            except RequestError as error:
-                metrics.child(metrics.rejected, call.model, error.code).inc()
-                raise
-        code = "499"
-        try:
-            await self._relay.serve(call)
-            code = str(call.exchange.status)
-        except RequestError as error:
-            code = str(error.http_status)
-            metrics.child(metrics.rejected, call.model, error.code).inc()
-            raise
-        except asyncio.CancelledError:
-            metrics.child(metrics.cancelled, call.model).inc()
-            raise
-        finally:
-            self._account(call, code, asked)
-
-    def _account(self, call: Call, code: str, asked: Asked) -> None:
-        metrics, model, entry = self._metrics, call.model, asked.entry
-        seconds = time.monotonic() - call.arrived_monotonic_s
-        prompt, made = _count(call.usage, "prompt_tokens"), _count(call.usage, "completion_tokens")
-        metrics.child(metrics.requests, model, code).inc()
-        metrics.child(metrics.duration, model).observe(seconds)
-        entry.model, entry.replica, entry.queue_s = model, call.replica, call.queue_s
-        if call.first_event_s is not None:
-            metrics.child(metrics.first_token, model).observe(call.first_event_s)
-            entry.first_token_s = call.first_event_s
-            if made and made > 1 and call.last_event_s is not None:
-                entry.per_token_s = (call.last_event_s - call.first_event_s) / (made - 1)
-                metrics.child(metrics.per_token, model).observe(entry.per_token_s)
-        if prompt is not None:
-            metrics.child(metrics.prompt_tokens, model).inc(prompt)
-            entry.prompt_tokens = prompt
-        if made is not None:
-            metrics.child(metrics.generated_tokens, model).inc(made)
-            entry.generated_tokens = made
-        if code == "200" and prompt is not None and call.sent_monotonic_s is not None:
-            since_sent = call.sent_monotonic_s - call.arrived_monotonic_s
-            worked_s = (seconds if call.first_event_s is None else call.first_event_s) - since_sent
-            self._learned_of(model).note(
-                body_bytes=call.asked_bytes, prompt_tokens=prompt, output_tokens=made or 0, seconds=max(0.0, worked_s)
-            )
-        # For the dashboard: what the events of a stream let one think is put right by the engine's own count.
-        if made is not None:
-            metrics.traffic.count_tokens(model, made - call.streamed_events)
-        metrics.traffic.count_request(
-            model, failed=code.startswith("5"), first_token_s=entry.first_token_s, per_token_s=entry.per_token_s
-        )
-        if asked.key is not None:
-            metrics.child(metrics.key_tokens, asked.key.name, model).inc((prompt or 0) + (made or 0))
-            self._quotas.leave(asked.key, prompt or 0, made or 0)
-
-    def _learned_of(self, model: str) -> Learned:
-        known = self._learned.get(model)
-        if known is None:
-            known = self._learned[model] = Learned()
-        return known
+        await self._generation.generate(asked, await self._body(asked.exchange))
 
     async def _embeddings(self, asked: Asked) -> None:
-        arrived = time.monotonic()
-        raw = await self._body(asked.exchange)
-        served = self._served(asked.key)
-        value = checked_embeddings(bodies.parse_object(raw))
-        model = bodies.resolve_model(value, served, asked.deployment)
-        bodies.require_supported(value, asked.path, self._admission.ready(model))
-        learned = self._learned_of(model)
-        call = Call(
-            exchange=embeddings_answer(asked.exchange, value, model),
-            request_id=asked.request_id,
-            model=model,
-            engine_path="/v1/embeddings",
-            body=raw,
-            shape="whole",
-            stream=False,
-            hide_usage=False,
-            demand=Demand(
-                caller=asked.key.name if asked.key else "",
-                tokens=learned.prompt_tokens(len(raw)),
-                session=self._session(asked.exchange.headers, value),
-            ),
-            deadlines=deadlines(asked.exchange.headers, self._settings, stream=False, usual_s=0.0),
-            arrived_monotonic_s=arrived,
-            asked_bytes=len(raw),
-        )
-        await self._relayed(call, asked)
+        await self._generation.embed(asked, await self._body(asked.exchange))
 
     async def _tokenize(self, asked: Asked) -> None:
         await self._small(asked, tokenize)
@@ -354,136 +280,44 @@ class GatewayServer:
     async def _small(self, asked: Asked, ask: SmallRequest) -> None:
         """An answer without generated tokens, from any ready replica: it takes no slot."""
         value = bodies.parse_object(await self._body(asked.exchange))
-        model = bodies.resolve_model(value, self._served(asked.key), asked.deployment)
+        model = bodies.resolve_model(value, self._generation.served(asked.key), asked.deployment)
         ready = self._admission.ready(model)
         if not ready:
             raise NotReady(f"the model `{model}` is not ready yet", retry_after_s=5)
         try:
             async with asyncio.timeout(self._settings.request_timeout_s):
-                _send_json(asked, 200, await ask(ready[0], value))
+                send_json(asked, 200, await ask(ready[0], value))
         except TimeoutError:
             raise DeadlineExceeded(f"not finished within {self._settings.request_timeout_s:g} s") from None
 
     async def _body(self, exchange: Exchange) -> bytes:
-        kind = exchange.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind in {"application/x-www-form-urlencoded", "multipart/form-data"}:
+        kind, coding = _kind(exchange), _coding(exchange)
+        if kind in _FORMS:
             raise BadRequest(f"the body is `{kind}`", hint="send Content-Type: application/json")
-        coding = exchange.headers.get("content-encoding", "identity").strip().lower()
-        if coding not in {"identity", ""}:
+        if coding not in _PLAIN:
             raise BadRequest(f"the body is compressed (`{coding[:40]}`)", hint="send it as it is")
         return await exchange.body(self._sending_timeout_s)
-
-    def _session(self, headers: Mapping[str, str], value: dict[str, Any]) -> bytes | None:
-        return session_of(headers, value) if self._settings.routing == "session" else None
-
-    # -- what is served -----------------------------------------------------------------------------------------
-
-    def _served(self, key: Key | None) -> dict[str, ModelRow]:
-        """Those that this key may use; a key without a list may use all."""
-        models = {model.name: model for model in self._admission.table.models}
-        return models if key is None or key.models is None else _Permitted(models, key.models)
-
-    async def _models(self, asked: Asked) -> None:
-        rows = [self._model_object(model) for model in self._served(asked.key).values()]
-        _send_json(asked, 200, {"object": "list", "data": rows})
-
-    async def _one_model(self, asked: Asked) -> None:
-        name = asked.path.removeprefix("/models/")
-        served = self._served(asked.key)
-        if name not in list(served):
-            raise ModelNotFound(f"the model `{name}` is not served here; served: {', '.join(served)}", param="model")
-        _send_json(asked, 200, self._model_object(served[name]))
-
-    def _model_object(self, model: ModelRow) -> dict[str, Any]:
-        rows = [row for row in self._admission.table.replicas if row.model == model.name]
-        return {
-            "id": model.name,
-            "object": "model",
-            "created": model.created_unix_s,
-            "owned_by": "llamarack",
-            "max_model_len": min((row.context_tokens for row in rows), default=None),
-        }
-
-    async def _version(self, asked: Asked) -> None:
-        _send_json(asked, 200, {"version": __version__})
 
     async def _dashboard_status(self, asked: Asked) -> None:
         headers = {"Content-Type": wire.JSON_TYPE, "x-request-id": asked.request_id}
         headers |= {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
         asked.exchange.answer(200, headers, await self._dashboard.status())
 
-    # -- health -------------------------------------------------------------------------------------------------
 
-    async def _live(self, asked: Asked) -> None:
-        _send_json(asked, 200, {"status": "alive"})
-
-    async def _ready(self, asked: Asked) -> None:
-        """200 while every model has a ready replica and nothing drains; else 503 with what is missing."""
-        table = self._admission.table
-        missing = [model.name for model in table.models if not self._admission.ready(model.name)]
-        replicas = {row.id: row.state.value for row in table.replicas}
-        is_ready = bool(table.models) and not missing and not table.draining
-        status = "ready" if is_ready else "draining" if table.draining else "not ready"
-        value = {"status": status, "replicas": replicas, "models_not_ready": missing}
-        _send_json(asked, 200 if is_ready else 503, value, {} if is_ready else {"Retry-After": "5"})
-
-    async def _metrics_text(self, asked: Asked) -> None:
-        self._set_state()
-        rows = [r for r in self._admission.table.replicas if r.endpoint is not None and r.state is State.READY]
-        others, texts, (record, is_here) = await asyncio.gather(
-            self._peers() if self._peers is not None else _nobody(),
-            asyncio.gather(*(get_text(r.endpoint, "/metrics", _ENGINE_METRICS_TIMEOUT_S) for r in rows if r.endpoint)),
-            self._dashboard.record(),
-        )
-        engines = merged(
-            with_labels(text, {"model": row.model, "replica": row.id})
-            for row, text in zip(rows, texts, strict=True)
-            if text
-        )
-        own = self._metrics.state_text() + summed([self._metrics.counted_text(), *others])
-        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8", "x-request-id": asked.request_id}
-        rack = rack_text(record, supervisor_answers=is_here)
-        asked.exchange.answer(200, headers, (own + rack + engines).encode())
-
-    def _set_state(self) -> None:
-        """Over all workers."""
-        table, metrics, admission = self._admission.table, self._metrics, self._admission
-        for gauge in (metrics.in_flight, metrics.queued, metrics.ready, metrics.slots, metrics.overcommit):
-            gauge.clear()
-        for row in table.replicas:
-            in_flight, stuck = admission.in_flight_of_all(row.id), admission.stuck_of_all(row.id)
-            metrics.in_flight.labels(row.id).set(in_flight)
-            metrics.ready.labels(row.model, row.id).set(row.state is State.READY)
-            slots = {"busy": in_flight - stuck, "stuck": stuck, "idle": max(0, row.slots - in_flight)}
-            if row.state is not State.READY:
-                slots["idle"] = 0
-            for state, count in slots.items():
-                metrics.slots.labels(row.model, row.id, state).set(count)
-            pool = admission.pools.get(row.endpoint.key) if row.endpoint is not None else None
-            if pool is not None:
-                metrics.overcommit.labels(row.model, row.id).set(pool.overcommit)
-        for model in table.models:
-            metrics.queued.labels(model.name).set(admission.queued_of_all(model.name))
+_FORMS = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
+_PLAIN = frozenset({"identity", ""})
 
 
-# Words that a message may hold without being about the field.
-_PLAIN_FIELDS = frozenset({"model", "prompt", "messages", "input", "stream", "n", "user", "stop", "tools", "store"})
-_SHAPES = {"/chat/completions": "chat", "/completions": "text", "/responses": "responses"}
+def _kind(exchange: Exchange) -> str:
+    return exchange.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-class _Permitted(dict[str, ModelRow]):
-    """Lists only what a key may use, but knows all, so that a model which is there is refused as forbidden and not as
-    unknown."""
+def _coding(exchange: Exchange) -> str:
+    return exchange.headers.get("content-encoding", "identity").strip().lower()
 
-    def __init__(self, models: dict[str, ModelRow], names: list[str]) -> None:
-        super().__init__({name: row for name, row in models.items() if name in names})
-        self._all = models
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._all
-
-    def __missing__(self, name: str) -> ModelRow:
-        return self._all[name]
+def _is_json_as_it_is(exchange: Exchange) -> bool:
+    return _kind(exchange) not in _FORMS and _coding(exchange) in _PLAIN
 
 
 def _route(path: str) -> tuple[str, str | None]:
@@ -492,33 +326,3 @@ def _route(path: str) -> tuple[str, str | None]:
     if azure is not None:
         path = path[azure.end() :]
     return _PREFIX.sub("", path).rstrip("/") or "/", azure["name"] if azure is not None else None
-
-
-async def _nobody() -> list[str]:
-    return []
-
-
-def _all_end_whole_answers(rows: Sequence[ReplicaRow]) -> bool:
-    return bool(rows) and all(ADAPTORS[row.engine].deviations.ends_whole_answers for row in rows)
-
-
-def _count(usage: dict[str, Any], name: str) -> int | None:
-    value = usage.get(name)
-    return value if isinstance(value, int) else None
-
-
-def _send_json(asked: Asked, status: int, value: dict[str, Any], headers: Mapping[str, str] | None = None) -> None:
-    head = {"Content-Type": wire.JSON_TYPE, "x-request-id": asked.request_id, **(headers or {})}
-    asked.exchange.answer(status, head, orjson.dumps(value))
-
-
-def _refuse(
-    exchange: Exchange, error: LlamarackError, request_id: str, headers: Mapping[str, str] | None = None
-) -> None:
-    if exchange.status is not None:
-        exchange.abort()  # a begun answer must not look whole
-        return
-    if waits_to_continue(exchange):
-        exchange.closing = True  # where its body never comes, what comes next would be taken for it
-    head = {"Content-Type": wire.JSON_TYPE, "x-request-id": request_id, **wire.error_headers(error), **(headers or {})}
-    exchange.answer(error.http_status, head, wire.error_body(error))

@@ -21,7 +21,7 @@ _NEAR_CONTEXT = 0.6
 _NEAR_POOL = 0.25
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Size:
     """`room_tokens`: what an exactly counted prompt leaves of the context; None where it was not counted."""
 
@@ -29,35 +29,56 @@ class Size:
     room_tokens: int | None = None
 
 
-async def sized(
-    raw: bytes,
+def estimated(
+    body_bytes: int,
     parsed: Parsed,
     model: ModelRow,
     rows: Sequence[ReplicaRow],
     learned: Learned,
     pools: Mapping[str, Pool],
+) -> Size | None:
+    """By experience; None for a prompt that must be counted."""
+    guess = learned.prompt_tokens(body_bytes)
+    output = _output(parsed, model, learned)
+    if not rows:
+        return Size(tokens=guess + output)
+    context = _context(rows)
+    if guess >= _NEAR_CONTEXT * context:
+        return None
+    pool = _smallest(rows, pools) if pools else None
+    if pool is not None and guess >= _NEAR_POOL * pool:
+        return None
+    return Size(tokens=guess + output)
+
+
+async def counted(
+    body_bytes: int, parsed: Parsed, model: ModelRow, rows: Sequence[ReplicaRow], learned: Learned
 ) -> Size:
     """Raises ContextLengthExceeded for a prompt that leaves no token to generate: before it waits, and in the same
     words on every engine."""
-    guess = learned.prompt_tokens(len(raw))
-    limit = parsed.output_limit or model.defaults.max_tokens or model.max_output_tokens
-    if model.max_output_tokens is not None and limit is not None:
-        limit = min(limit, model.max_output_tokens)
-    output = learned.output_tokens(limit) * parsed.choices
-    if not rows:
-        return Size(tokens=guess + output)
-    context = max([row.context_tokens for row in rows])
-    pool = _smallest(rows, pools) if pools else None
-    near = guess >= _NEAR_CONTEXT * context or (pool is not None and guess >= _NEAR_POOL * pool)
-    exact = await _counted(rows[0], parsed.value) if near else None
+    output, context = _output(parsed, model, learned), _context(rows)
+    exact = await _counted(rows[0], parsed.value)
     if exact is None:
-        return Size(tokens=min(guess, context) + output)
+        return Size(tokens=min(learned.prompt_tokens(body_bytes), context) + output)
     if exact >= context:
         raise ContextLengthExceeded(
             f"the prompt has {exact} tokens, the context of `{parsed.model}` is {context} for prompt and output",
             param="messages" if parsed.shape == "chat" else "prompt",
         )
     return Size(tokens=exact + min(output, (context - exact) * parsed.choices), room_tokens=context - exact)
+
+
+def _output(parsed: Parsed, model: ModelRow, learned: Learned) -> int:
+    """Of all its choices."""
+    cap = model.max_output_tokens
+    limit = parsed.output_limit or model.defaults.max_tokens or cap
+    if cap is not None and limit is not None and cap < limit:
+        limit = cap
+    return learned.output_tokens(limit) * parsed.choices
+
+
+def _context(rows: Sequence[ReplicaRow]) -> int:
+    return rows[0].context_tokens if len(rows) == 1 else max([row.context_tokens for row in rows])
 
 
 def _smallest(rows: Sequence[ReplicaRow], pools: Mapping[str, Pool]) -> int | None:

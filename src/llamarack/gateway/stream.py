@@ -7,12 +7,14 @@ from typing import Any
 
 import orjson
 
-from llamarack.engine.adaptor import Deviations
+from llamarack.engine.dialect import Deviations
 from llamarack.gateway import wire
 
 MAX_EVENT_BYTES = 16 * 1024**2
 _USAGE_KEY = b'"usage"'
 _NO_USAGE = b'"usage":null'
+_NOTHING = b"data: null"  # llama.cpp begins a stream of several prompts so, and no client reads it
+_PLAIN_BEGIN = b"data: {"
 _SOME_REASON = b'"finish_reason":"'
 
 
@@ -63,6 +65,16 @@ class StreamFilter:
         """What to write now; empty when nothing is whole, after the end, or all of it is hidden."""
         if self.over():
             return b""  # OpenAI clients break on anything after [DONE]
+        if (  # one whole event with nothing in it but tokens: nearly all are
+            not self._rest
+            and chunk.startswith(_PLAIN_BEGIN)
+            and chunk.find(wire.EVENT_END) == len(chunk) - len(wire.EVENT_END)
+            and _USAGE_KEY not in chunk
+            and _SOME_REASON not in chunk
+            and not chunk.startswith(self._error_prefixes)
+        ):
+            self.state.passed_events += 1
+            return chunk
         *events, self._rest = (self._rest + chunk).split(wire.EVENT_END)
         if len(self._rest) > MAX_EVENT_BYTES:
             raise EventTooLong
@@ -76,7 +88,7 @@ class StreamFilter:
     def _take(self, event: bytes) -> list[bytes]:
         """Notes what the event means; what goes on in its place."""
         event = uncommented(event)
-        if not event:
+        if not event or event == _NOTHING:
             return []
         if event.startswith(wire.DONE):
             self.state.done = True
@@ -100,12 +112,12 @@ class StreamFilter:
         usage, choices = chunk.get("usage"), chunk.get("choices")
         if isinstance(usage, dict) and not choices:
             is_first = self._own_usage is None
-            self.state.usage = self._own_usage = _sum(self._own_usage, usage)
+            self.state.usage = self._own_usage = summed_usage(self._own_usage, usage)
             self._usage_event = event if is_first else _usage_event(chunk, self._own_usage)
             return []
         if isinstance(usage, dict) and choices and any(choice.get("finish_reason") for choice in choices):
             if self._own_usage is None:
-                self.state.usage = self._beside_usage = _sum(self._beside_usage, usage)
+                self.state.usage = self._beside_usage = summed_usage(self._beside_usage, usage)
                 self._usage_event = _usage_event(chunk, self._beside_usage)
             del chunk["usage"]
             event = b"data: " + orjson.dumps(chunk)
@@ -171,7 +183,7 @@ def _chunk_of(event: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _sum(before: dict[str, Any] | None, usage: dict[str, Any]) -> dict[str, Any]:
+def summed_usage(before: dict[str, Any] | None, usage: dict[str, Any]) -> dict[str, Any]:
     """Of several choices, each of which tells its own output and all of which the same prompt."""
     if before is None:
         return usage

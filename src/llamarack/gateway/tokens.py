@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from llamarack.engine import ADAPTORS
+from llamarack.engine.dialects import DIALECTS
 from llamarack.errors import BadRequest, UpstreamFailed
 from llamarack.gateway.upstream import EngineBroke, post
 from llamarack.supervise.table import ReplicaRow
@@ -14,7 +14,7 @@ from llamarack.supervise.table import ReplicaRow
 
 async def tokenize(replica: ReplicaRow, value: dict[str, Any]) -> dict[str, Any]:
     """`{count, max_model_len, tokens}` for `prompt`, `messages` or `content`. Raises BadRequest, UpstreamFailed."""
-    if ADAPTORS[replica.engine].deviations.tokenizes_as_vllm:
+    if DIALECTS[replica.engine].deviations.tokenizes_as_vllm:
         return await _tokenize_by_vllm(replica, value)
     if "messages" in value:
         rendered = await _post(replica, "/apply-template", {"messages": value["messages"]})
@@ -35,7 +35,7 @@ async def detokenize(replica: ReplicaRow, value: dict[str, Any]) -> dict[str, An
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
         raise BadRequest("`tokens` must be a list of token ids", param="tokens")
     answer = await _post(replica, "/detokenize", {"tokens": tokens})
-    text = answer["prompt"] if ADAPTORS[replica.engine].deviations.tokenizes_as_vllm else answer["content"]
+    text = answer["prompt"] if DIALECTS[replica.engine].deviations.tokenizes_as_vllm else answer["content"]
     return {"prompt": text, "content": text}
 
 

@@ -13,17 +13,19 @@ from typing import cast
 
 import httptools
 
-from llamarack.engine.adaptor import Endpoint
+from llamarack.engine.dialect import Endpoint
 
 # A reply head may take as long as a prefill; the request's own deadline ends it.
 _CONNECT_TIMEOUT_S = 5.0
 _HIGH_WATER_BYTES = 256 * 1024
+_MOST_HEADS = 256
 _MOST_IDLE = 256  # connections kept to one engine
 # Of a reply whose last event was passed on: the end of its framing is on its way.
 _END_PATIENCE_S = 1.0
 
 Sink = Callable[[bytes], bool]
 Note = Callable[["EngineReply"], None]
+Listener = Callable[["EngineReply"], None]
 
 
 class EngineBroke(Exception):
@@ -46,12 +48,14 @@ class EngineReply(asyncio.Protocol):
         self._lost = False
         self._begin(request)
 
-    def _begin(self, request: bytes) -> None:
+    def _begin(self, request: bytes, listener: Listener | None = None) -> None:
         self.status = 0
-        self.is_fresh = self._transport is None
+        self.fault: Exception | None = None
+        self.is_ended = False
+        self.listener = listener
         self._request = request
-        self._head = asyncio.get_running_loop().create_future()
-        self._over: asyncio.Future[None] | None = None  # somebody waits for the end of the body
+        self._over: asyncio.Future[None] | None = None  # somebody waits for the head, or for the end of the body
+        self._wants_head = False
         self._sink: Sink | None = None
         self._parts: list[bytes] = []
         self._held_bytes = 0
@@ -59,15 +63,18 @@ class EngineReply(asyncio.Protocol):
         self._framed = False  # by length or chunks; else the end of the connection ends the body
         self._keeps_alive = False
         self._heard = False
-        self._ended = False
         self._closed = False
         self._is_over = False  # the sink wanted no more
         self._waits_for_end: asyncio.TimerHandle | None = None
-        self._fault: Exception | None = None
 
     async def head(self) -> None:
         """Waits for the status. Raises EngineBroke."""
-        await self._head
+        if not self.status and self.fault is None:
+            self._wants_head = True
+            self._over = asyncio.get_running_loop().create_future()
+            await self._over
+        if not self.status and self.fault is not None:
+            raise self.fault
 
     async def pump(self, sink: Sink) -> None:
         """Calls `sink` with each piece of the body as it arrives, until that returns True or the body ends. Raises
@@ -76,21 +83,35 @@ class EngineReply(asyncio.Protocol):
         self.pause(False)
         if self._parts:
             self._flush()
-        if self._sink is not None and self._fault is None and not self._ended:
+        if self._sink is not None and self.fault is None and not self.is_ended:
             self._over = asyncio.get_running_loop().create_future()
             await self._over
-        if self._fault is not None and not self._is_over:
-            raise self._fault
+        if self.fault is not None and not self._is_over:
+            raise self.fault
+
+    def pass_to(self, sink: Sink) -> None:
+        """`pump` for who listens: told by `is_done` or `fault` when it is over."""
+        self._sink = sink
+        self._flush()
 
     async def read(self) -> bytes:
         """The whole body. Raises EngineBroke where it ends early."""
         self.pause(False)
-        if self._fault is None and not self._ended:
+        if self.fault is None and not self.is_ended:
             self._over = asyncio.get_running_loop().create_future()
             await self._over
-        if self._fault is not None:
-            raise self._fault
+        if self.fault is not None:
+            raise self.fault
+        return self.whole()
+
+    def whole(self) -> bytes:
+        """The body of one that ended."""
         return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+
+    @property
+    def is_done(self) -> bool:
+        """The sink has all that it wants."""
+        return self._is_over or self.is_ended
 
     def pause(self, paused: bool) -> None:
         """Stops and goes on reading: a client that does not read must not fill this process."""
@@ -112,9 +133,10 @@ class EngineReply(asyncio.Protocol):
             return
         self._closed = True
         self._sink = None
-        if self._pool is None or self._fault is not None or not self._framed or self._lost:
+        self.listener = None
+        if self._pool is None or self.fault is not None or not self._framed or self._lost:
             self.drop()
-        elif self._ended:
+        elif self.is_ended:
             self._keep()
         elif self._is_over:  # but for its framing
             loop = asyncio.get_running_loop()
@@ -122,11 +144,11 @@ class EngineReply(asyncio.Protocol):
         else:
             self.drop()
 
-    def take_request(self, request: bytes) -> bool:
+    def take_request(self, request: bytes, listener: Listener | None = None) -> bool:
         """A kept connection begins another exchange; False when it has ended meanwhile."""
         if self._lost or self._transport is None or self._transport.is_closing():
             return False
-        self._begin(request)
+        self._begin(request, listener)
         self._transport.write(request)
         return True
 
@@ -162,17 +184,23 @@ class EngineReply(asyncio.Protocol):
         if over:
             self._sink = None
             self._is_over = True
-            waiting, self._over = self._over, None
-            _wake(waiting)
+            if self.listener is None:
+                self._tell()
 
     def _break(self, fault: Exception) -> None:
-        if self._ended or self._fault is not None:
+        if self.is_ended or self.fault is not None:
             return
-        self._fault = fault
-        if not self._head.done():
-            self._head.set_exception(fault)
-            self._head.exception()  # taken note of, also when nobody waits any more
-        _wake(self._over)
+        self.fault = fault
+        self._tell()
+
+    def _tell(self) -> None:
+        """Head, end or fault, to whoever waits or listens."""
+        if self.listener is not None:
+            self.listener(self)
+        elif self._over is not None:
+            waiting, self._over = self._over, None
+            if not waiting.done():
+                waiting.set_result(None)
 
     # -- asyncio.Protocol ---------------------------------------------------------------------------------------
 
@@ -191,12 +219,17 @@ class EngineReply(asyncio.Protocol):
             self._break(EngineBroke(f"its reply is not HTTP: {error}"))
             self.drop()
             return
-        self._flush()
-        if self._ended:
-            if self._waits_for_end is not None:
+        if self._sink is not None:
+            self._flush()
+        if self.listener is not None:
+            if self._sink is None or self.is_ended:
+                self.listener(self)
+        elif self._waits_for_end is not None:
+            if self.is_ended:
                 self._keep()
-            else:
-                _wake(self._over)
+        elif self.is_ended or (self._wants_head and self.status):
+            self._wants_head = False
+            self._tell()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost = True
@@ -204,9 +237,9 @@ class EngineReply(asyncio.Protocol):
             self._pool.forget(self._key, self)
         if self._waits_for_end is not None:
             self._waits_for_end.cancel()
-        if self._head.done() and not self._framed and error is None:
-            self._ended = True
-            _wake(self._over)
+        if self.status and not self._framed and error is None:
+            self.is_ended = True
+            self._tell()
         self._break(EngineBroke(str(error) if error else "it closed the connection"))
 
     # -- httptools ----------------------------------------------------------------------------------------------
@@ -218,8 +251,6 @@ class EngineReply(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
         self._keeps_alive = self._parser.should_keep_alive()  # forgotten by the parser at the message's end
-        if not self._head.done():
-            self._head.set_result(None)
 
     def on_body(self, data: bytes) -> None:
         if self._closed:
@@ -227,11 +258,11 @@ class EngineReply(asyncio.Protocol):
         self._parts.append(data)
         if self._sink is None:
             self._held_bytes += len(data)
-            if self._held_bytes > _HIGH_WATER_BYTES and self._over is None:
+            if self._held_bytes > _HIGH_WATER_BYTES and self._over is None and self.listener is None:
                 self.pause(True)  # until somebody reads
 
     def on_message_complete(self) -> None:
-        self._ended = True
+        self.is_ended = True
 
     @property
     def said_nothing(self) -> bool:
@@ -242,16 +273,12 @@ def _nobody(reply: EngineReply) -> None:
     pass
 
 
-def _wake(waiting: asyncio.Future[None] | None) -> None:
-    if waiting is not None and not waiting.done():
-        waiting.set_result(None)
-
-
 class Engines:
     """The connections of one worker that wait for their next request."""
 
     def __init__(self) -> None:
         self._idle: dict[str, list[EngineReply]] = {}
+        self._heads: dict[tuple[str, str], str] = {}  # by endpoint key and path
 
     async def post(
         self,
@@ -265,17 +292,27 @@ class Engines:
     ) -> EngineReply:
         """The reply once its head is there; the caller closes it. `keeps`: the engine bears idle connections. `note` is
         told of the connection before it has answered. Raises EngineBroke."""
-        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        head = (
-            f"{_head('POST', endpoint, path, keeps=keeps)}Content-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n{lines}\r\n"
-        )
-        request = head.encode("latin-1", "replace") + body
+        request = self._request(endpoint, path, body, headers, keeps=keeps)
         if keeps:
             reply = await self._over_a_kept_one(endpoint.key, request, note)
             if reply is not None:
                 return reply
         return await _exchange(endpoint, request, self if keeps else None, note)
+
+    def post_now(
+        self, endpoint: Endpoint, path: str, body: bytes, headers: dict[str, str], listener: Listener
+    ) -> EngineReply | None:
+        """On a kept connection, without waiting for the head; None where there is none. `listener`: told of each piece
+        of the reply that no sink takes, of its end, and of a fault."""
+        idle = self._idle.get(endpoint.key)
+        if not idle:
+            return None
+        request = self._request(endpoint, path, body, headers, keeps=True)
+        while idle:
+            reply = idle.pop()
+            if reply.take_request(request, listener):
+                return reply
+        return None
 
     async def _over_a_kept_one(self, key: str, request: bytes, note: Note) -> EngineReply | None:
         idle = self._idle.get(key)
@@ -296,6 +333,15 @@ class Engines:
                 reply.close()
                 raise
         return None
+
+    def _request(self, endpoint: Endpoint, path: str, body: bytes, headers: dict[str, str], *, keeps: bool) -> bytes:
+        start = self._heads.get((endpoint.key, path))
+        if start is None:
+            if len(self._heads) >= _MOST_HEADS:  # of engines that are gone
+                self._heads.clear()
+            start = self._heads[endpoint.key, path] = _head("POST", endpoint, path, keeps=keeps)
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        return f"{start}Content-Length: {len(body)}\r\n{lines}\r\n".encode("latin-1", "replace") + body
 
     def keep(self, key: str, reply: EngineReply) -> None:
         idle = self._idle.setdefault(key, [])
@@ -336,7 +382,8 @@ async def get_text(endpoint: Endpoint, path: str, timeout_s: float) -> str | Non
 
 def _head(method: str, endpoint: Endpoint, path: str, *, keeps: bool = False) -> str:
     close = "" if keeps else "Connection: close\r\n"
-    return f"{method} {path} HTTP/1.1\r\nHost: engine\r\n{close}Authorization: Bearer {endpoint.key}\r\n"
+    kind = "Content-Type: application/json\r\n" if method == "POST" else ""
+    return f"{method} {path} HTTP/1.1\r\nHost: engine\r\n{close}{kind}Authorization: Bearer {endpoint.key}\r\n"
 
 
 async def _exchange(endpoint: Endpoint, request: bytes, pool: Engines | None, note: Note = _nobody) -> EngineReply:

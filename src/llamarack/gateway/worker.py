@@ -1,5 +1,4 @@
-"""One gateway process: `python -m llamarack.gateway.worker LISTEN_FD ADMIN_SOCKET WORKER`, or `--standby` alone: then
-it waits until its keeper sends the command line, the environment and the listening socket over its standard input.
+"""One gateway process: `python -m llamarack.gateway.worker LISTEN_FD ADMIN_SOCKET WORKER`.
 
 It gets its settings and the replica table over the admin socket and sends counters back. When the supervisor is gone
 it serves on with the table it has and knocks until one is back; its keeper ends it if none comes.
@@ -11,22 +10,20 @@ import asyncio
 import gc
 import json
 import logging
-import os
 import signal
 import socket
 import ssl
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from llamarack.config import Gateway
+from llamarack.config import Gateway, gateway_from_plain
 from llamarack.errors import ConfigError
 from llamarack.gateway.admission import Admission
 from llamarack.gateway.dashboard import Dashboard
-from llamarack.gateway.keys import Keys
 from llamarack.gateway.ledger import Ledger
 from llamarack.gateway.metrics import Metrics
 from llamarack.gateway.peers import PeerSocket
@@ -34,6 +31,9 @@ from llamarack.gateway.quota import Quotas
 from llamarack.gateway.server import GatewayServer
 from llamarack.logs import set_up_logging
 from llamarack.supervise.table import from_json
+
+if TYPE_CHECKING:
+    from llamarack.gateway.keys import Keys
 
 _RECONNECT_S = 0.2
 _REPORT_S = 0.25
@@ -120,9 +120,9 @@ class Worker:
         if self._admission is None or self._gateway is None:
             await self._open(message)
             return
-        settings = Gateway.model_validate(message["settings"])
+        settings = gateway_from_plain(message["settings"])
         try:
-            keys = Keys(settings.api_keys_file) if settings.api_keys_file else None
+            keys = _keys(settings)
         except ConfigError as error:  # never open a door because its keys were moved away
             log.error("settings_refused worker=%d error=%s", self._number, error)
             return
@@ -131,7 +131,7 @@ class Worker:
 
     async def _open(self, message: dict[str, Any]) -> None:
         """Begins to accept; once in a worker's life."""
-        settings = Gateway.model_validate(message["settings"])
+        settings = gateway_from_plain(message["settings"])
         folder = Path(message["folder"]) if message.get("folder") else None
         loop = asyncio.get_running_loop()
         sockets = Path(self._admin_socket).parent
@@ -149,7 +149,7 @@ class Worker:
             settings,
             admission,
             self._metrics,
-            Keys(settings.api_keys_file) if settings.api_keys_file else None,
+            _keys(settings),
             Dashboard(self._admin_socket),
             quotas=Quotas(
                 admission,
@@ -211,6 +211,15 @@ class Worker:
             writer.write(json.dumps({"counts": counts, "traffic": traffic}).encode() + b"\n")
 
 
+def _keys(settings: Gateway) -> Keys | None:
+    """Raises ConfigError for a keys file that is none."""
+    if settings.api_keys_file is None:
+        return None
+    from llamarack.gateway.keys import Keys  # what reads the file takes as long to import as all the rest of a worker
+
+    return Keys(settings.api_keys_file)
+
+
 def _limits(settings: Gateway) -> dict[str, Any]:
     """What of the settings concerns admission, at the start and after a reload."""
     return {
@@ -221,33 +230,12 @@ def _limits(settings: Gateway) -> dict[str, Any]:
     }
 
 
-def _wait_to_be_told() -> int:
-    """The listening socket."""
-    data, fds = b"", []
-    with socket.socket(fileno=0) as orders:
-        while not data.endswith(b"\n"):
-            part, more, _, _ = socket.recv_fds(orders, 65536, 1)
-            fds += more
-            if not part:
-                raise SystemExit(0)  # it is not needed
-            data += part
-    os.open(os.devnull, os.O_RDONLY)  # takes the free 0
-    told = json.loads(data)
-    os.environ.update(told["env"])
-    sys.argv = told["argv"][2:]
-    return fds[0]
-
-
 def main() -> None:
-    is_standby = sys.argv[1:] == ["--standby"]
-    fd = _wait_to_be_told() if is_standby else int(sys.argv[1])
-    admin_socket, number = sys.argv[2], int(sys.argv[3])
+    fd, admin_socket, number = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     set_up_logging()
-    if is_standby:
-        log.info("begun before it was asked for")
     listener = socket.socket(fileno=fd)
     listener.setblocking(False)
-    uvloop.run(Worker(listener, admin_socket, int(number)).run())
+    uvloop.run(Worker(listener, admin_socket, number).run())
 
 
 if __name__ == "__main__":

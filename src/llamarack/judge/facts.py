@@ -10,12 +10,11 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from llamarack.config import Deployment, Group, Model
+from llamarack.config import Deployment, Group, Model, plain
 from llamarack.engine.chat_template import is_known, template_text
 from llamarack.errors import UsageError
 from llamarack.hardware.machine import Machine
@@ -140,6 +139,6 @@ def _devices(group: Group, machine: Machine) -> tuple[str, ...]:
 
 
 def _settings(group: Group) -> str:
-    own: dict[str, Any] = group.limits.model_dump(mode="json", exclude={"context_tokens", "sequences", "kv_dtype"})
+    own = plain(group.limits, leave_out={"context_tokens", "sequences", "kv_dtype"})
     value = {"limits": own, "engine_args": group.engine_args, "env": group.env, "gpu_layers": group.gpu_layers}
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()

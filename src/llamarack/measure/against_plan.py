@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llamarack.config import Deployment, Group, Model
@@ -62,7 +62,7 @@ def planned_group(model: Model, record: Mapping[str, Any]) -> Group | None:
         return None
     replicas = next(each["replicas"] for each in record["models"] if each["name"] == model.name)
     cards: list[int | str | list[int | str]] = [list(replica["cards"]) for replica in replicas]
-    return model.groups[0].model_copy(update={"gpus": cards if any(cards) else [], "replicas": len(replicas)})
+    return replace(model.groups[0], gpus=cards if any(cards) else [], replicas=len(replicas))
 
 
 def against_plan(

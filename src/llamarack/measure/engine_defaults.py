@@ -11,6 +11,8 @@ the same precision on the same hardware.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from llamarack.config import Group, Limits
 from llamarack.hardware.machine import Card
@@ -24,7 +26,7 @@ _VLLM_CPU_BATCH_TOKENS_PER_RANK = 2048
 
 def own_limits(group: Group, cards: Sequence[Card], context_train_tokens: int | None) -> Limits:
     """`cards`: of the group; none: the processor."""
-    own: dict[str, object] = {"batch_tokens": "auto", "context_tokens": context_train_tokens}
+    own: dict[str, Any] = {"batch_tokens": "auto", "context_tokens": context_train_tokens}
     if group.engine == "llamacpp":
         own |= {"sequences": _LLAMACPP_SLOTS, "kv_unified": True}
     else:
@@ -35,7 +37,7 @@ def own_limits(group: Group, cards: Sequence[Card], context_train_tokens: int | 
             # There the plan gives every sequence its whole context, where vLLM itself would take 92 % of the host.
             own |= {"batch_tokens": _VLLM_CPU_BATCH_TOKENS_PER_RANK * ranks, "context_tokens": None}
     own["context_tokens"] = own["context_tokens"] or group.limits.context_tokens
-    return group.limits.model_copy(update=own)
+    return replace(group.limits, **own)
 
 
 def vllm_sequences(cards: Sequence[Card], ranks: int) -> int:

@@ -97,12 +97,13 @@ def admitting(deployment: Deployment, settings: Settings) -> Deployment:
     """The door turns nobody away while settings are compared: what waits too long breaks its promise all the same."""
     most = max(level.concurrency or 0 for level in settings.levels)
     queued = max(deployment.gateway.max_queue_requests, _QUEUED_PER_SLOT * most)
-    patient = {
-        "max_queue_requests": queued,
-        "max_queue_tokens": None,
-        "max_queue_s": max(deployment.gateway.max_queue_s, settings.timeout_s),
-    }
-    return deployment.model_copy(update={"gateway": deployment.gateway.model_copy(update=patient)})
+    patient = replace(
+        deployment.gateway,
+        max_queue_requests=queued,
+        max_queue_tokens=None,
+        max_queue_s=max(deployment.gateway.max_queue_s, settings.timeout_s),
+    )
+    return replace(deployment, gateway=patient)
 
 
 def outcome_of(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from llamarack.config import Deployment, Group, Limits, Model
 from llamarack.errors import UsageError
@@ -147,24 +148,18 @@ def deployment_of(subject: Subject, trial: Trial) -> Deployment:
     """The same file with one model's settings replaced."""
     weights = subject.weights[trial.weights]
     pairs = zip(weights.groups, weights.own, strict=True)
-    groups = [
-        group.model_copy(update={"limits": own if trial.is_own else _limits(group.limits, trial)})
-        for group, own in pairs
-    ]
-    changed = {"groups": groups, "fallbacks": list(weights.fallbacks)}
-    models = [
-        each.model_copy(update=changed) if each.name == subject.model else each for each in subject.deployment.models
-    ]
-    return subject.deployment.model_copy(update={"models": models})
+    groups = [replace(group, limits=own if trial.is_own else _limits(group.limits, trial)) for group, own in pairs]
+    changed: dict[str, Any] = {"groups": groups, "fallbacks": list(weights.fallbacks)}
+    models = [replace(each, **changed) if each.name == subject.model else each for each in subject.deployment.models]
+    return replace(subject.deployment, models=models)
 
 
 def _limits(limits: Limits, trial: Trial) -> Limits:
-    return limits.model_copy(
-        update={
-            "batch_tokens": trial.batch_tokens or "auto",
-            "sequences": trial.sequences or limits.sequences,
-            "context_tokens": trial.context_tokens or limits.context_tokens,
-        }
+    return replace(
+        limits,
+        batch_tokens=trial.batch_tokens or "auto",
+        sequences=trial.sequences or limits.sequences,
+        context_tokens=trial.context_tokens or limits.context_tokens,
     )
 
 
@@ -207,21 +202,20 @@ def _moved(group: Group, spec: ModelSpec, engine: str, others: Others) -> Group:
     """The group on other weights. What only its old engine understands is left to the new one's defaults."""
     path = spec.path.absolute()
     if engine == group.engine:
-        return group.model_copy(update={"path": path})
-    update: dict[str, object] = {"engine": engine, "path": path, "engine_args": {}, "env": {}, "engine_python": None}
-    update |= {name: Group.model_fields[name].get_default() for name in _LLAMACPP_ONLY}
+        return replace(group, path=path)
+    update: dict[str, Any] = {"engine": engine, "path": path, "engine_args": {}, "env": {}, "engine_python": None}
+    as_left_out = Group()
+    update |= {name: getattr(as_left_out, name) for name in _LLAMACPP_ONLY}
     update |= {"tensor_parallel": 1, "pipeline_parallel": 1}
     plain = Limits()
-    limits = group.limits.model_copy(
-        update={"kv_dtype": plain.kv_dtype, "kv_unified": False, "kv_cache_bytes": plain.kv_cache_bytes}
-    )
+    limits = replace(group.limits, kv_dtype=plain.kv_dtype, kv_unified=False, kv_cache_bytes=plain.kv_cache_bytes)
     if engine == "vllm":
         update |= {"engine_python": others.engine_python}
         cards = group.gpu_lists()
         update |= {"tensor_parallel": max(1, len(cards[0])) if cards else 1}
     else:
         update |= {"engine_binary": others.engine_binary}
-    return group.model_copy(update={**update, "limits": limits})
+    return replace(group, **update, limits=limits)
 
 
 def _own(groups: Sequence[Group], machine: Machine, spec: ModelSpec) -> tuple[Limits, ...]:
@@ -233,10 +227,10 @@ def _fitted(group: Group, own: Limits, machine: Machine, spec: ModelSpec) -> Lim
     """llama-server cuts the model's own context to what its memory holds (`--fit`)."""
     if group.engine != "llamacpp":
         return own
-    candidate = plan_group(spec, group.model_copy(update={"limits": own}), machine, model_name="")
+    candidate = plan_group(spec, replace(group, limits=own), machine, model_name="")
     if candidate.fits or not candidate.max_context_tokens:
         return own
-    return own.model_copy(update={"context_tokens": min(own.context_tokens, candidate.max_context_tokens)})
+    return replace(own, context_tokens=min(own.context_tokens, candidate.max_context_tokens))
 
 
 def _cards(group: Group, machine: Machine) -> list[Card]:

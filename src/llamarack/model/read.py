@@ -12,7 +12,6 @@ from llamarack.errors import ModelError
 from llamarack.model.foreign import SNIFF_BYTES, foreign_file, foreign_folder
 from llamarack.model.gguf import read_gguf, split_set
 from llamarack.model.gguf_header import MAGIC
-from llamarack.model.huggingface import read_huggingface
 from llamarack.model.spec import ModelSpec
 
 
@@ -40,6 +39,8 @@ def read_model(path: Path) -> ModelSpec:
 
 def _read_folder(folder: Path) -> ModelSpec:
     if (folder / "config.json").is_file():
+        from llamarack.model.huggingface import read_huggingface  # not for a GGUF file
+
         return read_huggingface(folder)
     files = sorted(file for file in folder.glob("*.gguf") if not file.name.startswith("mmproj"))
     sets = {split_set(file) for file in files}

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
 from llamarack.errors import UsageError
 from llamarack.paths import lasting_dir, make_private
 
@@ -39,9 +37,6 @@ class Calibration:
     levels: int | None = None
 
 
-_CALIBRATIONS = TypeAdapter(tuple[Calibration, ...])
-
-
 def read_calibrations(path: Path) -> tuple[Calibration, ...]:
     """`{"schema_version": 1, "calibrations": [{"card", "engine", "engine_version", ...}]}`.
 
@@ -53,11 +48,13 @@ def read_calibrations(path: Path) -> tuple[Calibration, ...]:
         raise UsageError(f"`--calibration`: `{path}` cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise UsageError(f"`--calibration`: `{path}` is not JSON: {error}") from error
+    from pydantic import TypeAdapter, ValidationError  # a start without such a file waits for no checker of it
+
     version = value.get("schema_version") if isinstance(value, dict) else None
     if version != SCHEMA_VERSION:
         raise UsageError(f"`--calibration`: `{path}` has schema_version `{version}`, this reads {SCHEMA_VERSION}")
     try:
-        found = _CALIBRATIONS.validate_python(value.get("calibrations"))
+        found = TypeAdapter(tuple[Calibration, ...]).validate_python(value.get("calibrations"))
     except ValidationError as error:
         fault = error.errors()[0]
         key = ".".join(map(str, ("calibrations", *fault["loc"])))

@@ -68,7 +68,8 @@ def _vllm(candidate: Candidate, spec: ModelSpec) -> Iterator[str]:
         f"{candidate.batch_tokens} tokens, and graphs; written as --kv-cache-memory-bytes {candidate.kv_cache_bytes}"
     )
     yield f"coefficients: a run of vllm {vllm.constants_of(None).version} on an H200, rules read in 0.33.0: vllm.yaml"
-    yield f"graphs: {len(vllm.graph_sizes(candidate.sequences))} batch sizes; sampler: {candidate.sequences} rows"
+    piecewise, full = vllm.graph_sizes(candidate.sequences, candidate.batch_tokens)
+    yield f"graphs: {len(piecewise)} in pieces, {len(full)} whole; sampler: {candidate.sequences} rows"
 
 
 def _sum(card: CardPlan) -> str:

@@ -28,8 +28,8 @@ def with_limits(setting: Setting, group: Group, candidate: Candidate) -> Candida
     cards = tuple(card_of(setting.machine, card.index) for card in candidate.cards if card.index != CPU_INDEX)
 
     def fits(context_tokens: int, sequences: int) -> bool:
-        limits = group.limits.model_copy(update={"context_tokens": context_tokens, "sequences": sequences})
-        asked = group.model_copy(update={"limits": limits})
+        limits = replace(group.limits, context_tokens=context_tokens, sequences=sequences)
+        asked = replace(group, limits=limits)
         if not _share_cards(candidate):
             return not plan_replica(setting, asked, cards, setting.claimed).problems
         hands = tuple(tuple(card_of(setting.machine, index) for index in hand) for hand in candidate.replica_cards)

@@ -7,14 +7,11 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
 from llamarack.errors import UsageError
 from llamarack.hardware.machine import SCHEMA_VERSION, Machine
 from llamarack.plan.catalogue import MOST_CARDS
 from llamarack.units import TIB
 
-_MACHINE = TypeAdapter(Machine)
 _MOST_BYTES = 1024 * TIB
 
 
@@ -32,9 +29,11 @@ def read_machine(path: Path) -> Machine:
         ) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"`--gpus`: `{path}` is not JSON: {error}", hint=f"llamarack check --json >{path}") from error
+    from pydantic import TypeAdapter, ValidationError
+
     record = value.get("hardware", value) if isinstance(value, dict) else value
     try:
-        machine = _MACHINE.validate_python(record)
+        machine = TypeAdapter(Machine).validate_python(record)
     except ValidationError as error:
         fault = error.errors()[0]
         key = ".".join(map(str, fault["loc"])) or "the record"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from llamarack.config import Group, Limits
 from llamarack.hardware.machine import Card, Machine
@@ -120,12 +121,11 @@ def group_of(candidate: Candidate, limits: Limits, *, gpus: list[int | str | lis
         pipeline_parallel=candidate.pipeline_parallel,
         split_mode=candidate.split_mode or "layer",  # type: ignore[arg-type]  # same
         tensor_split=list(split) if split else "auto",
-        limits=limits.model_copy(
-            update={
-                "context_tokens": candidate.context_tokens,
-                "sequences": candidate.sequences,
-                "kv_cache_bytes": candidate.kv_cache_bytes or "auto",
-            }
+        limits=replace(
+            limits,
+            context_tokens=candidate.context_tokens,
+            sequences=candidate.sequences,
+            kv_cache_bytes=candidate.kv_cache_bytes or "auto",
         ),
     )
 

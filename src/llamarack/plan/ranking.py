@@ -117,9 +117,7 @@ def _group(way: Way, load: Load, limits: Limits) -> Group:
         tensor_parallel=way.tensor_parallel,
         pipeline_parallel=way.pipeline_parallel,
         split_mode=way.split_mode,  # type: ignore[arg-type]  # same
-        limits=limits.model_copy(
-            update={"context_tokens": load.context_tokens, "sequences": ceil(load.concurrency / count)}
-        ),
+        limits=replace(limits, context_tokens=load.context_tokens, sequences=ceil(load.concurrency / count)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from llamarack.config import Deployment, Group, Model
@@ -46,8 +47,8 @@ def plan_deployment(
                 claim(held, cards)
             plans.append(_plan(model, path, group, candidate))
             groups.append(_resolved(group, candidate))
-        models.append(model.model_copy(update={"groups": groups}))
-    return tuple(plans), deployment.model_copy(update={"models": models})
+        models.append(replace(model, groups=groups))
+    return tuple(plans), replace(deployment, models=models)
 
 
 def _plan(model: Model, path: Path, group: Group, candidate: Candidate) -> Plan:
@@ -63,4 +64,4 @@ def _resolved(group: Group, candidate: Candidate) -> Group:
     """The group with the cards that were chosen for it; what the file says otherwise stays."""
     found = group_of(candidate, group.limits)
     keys = ("gpus", "tensor_split", "limits")
-    return group.model_copy(update={key: getattr(found, key) for key in keys})
+    return replace(group, **{key: getattr(found, key) for key in keys})

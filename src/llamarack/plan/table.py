@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from llamarack.config import Group, Limits
 from llamarack.hardware.machine import Machine
@@ -75,11 +76,11 @@ def llama2_rows(sets: Sequence[CardSet], load: Load, limits: Limits) -> tuple[Ro
 def _row(
     model: str, precision: str, engine: str, spec: ModelSpec, sets: Sequence[CardSet], load: Load, limits: Limits
 ) -> Row:
-    asked: dict[str, object] = {"context_tokens": load.context_tokens, "sequences": load.concurrency}
+    asked: dict[str, Any] = {"context_tokens": load.context_tokens, "sequences": load.concurrency}
     real = machine_of(_ROOMY).cards[0]
     if engine == "vllm":  # whose own step grows with the card
         asked["batch_tokens"] = vllm.default_batch_tokens(real.name, real.memory_total_bytes)
-    group = Group(engine=engine, limits=limits.model_copy(update=asked))  # type: ignore[arg-type]  # one of the two
+    group = Group(engine=engine, limits=replace(limits, **asked))  # type: ignore[arg-type]  # one of the two
     card = plan_group(spec, group, _roomy_machine(), model_name=model, is_kv_shared=True).cards[0]
     ways = [
         plan_model(spec, one.machine, load, model_name="", engines=(engine,), limits=limits, want_notes=False).best

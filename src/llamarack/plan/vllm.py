@@ -7,10 +7,11 @@ KV pages: `v1/core/kv_cache_utils.py`; one number of blocks for all ranks, so th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llamarack.errors import ConfigError
+from llamarack.model.spec import ModelSpec
 from llamarack.plan.engine_data import data_file, version_key
 from llamarack.plan.shape import ModelShape
 from llamarack.plan.vllm_shard import RankWeights, shard
@@ -36,8 +37,9 @@ class Settings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
     version: str
-    graph_mib_per_size_layer: float
-    graph_bytes_per_token_channel: float
+    graph_mib_per_piecewise_layer: float  # a graph of any batch, cut at each layer's attention
+    graph_mib_per_full_layer: float  # a graph of a batch that only decodes, in one piece
+    graph_mib_per_token: Mapping[str, float]  # of the largest graph, by what the activations are: `f16`, `fp8`
     reserved_mib: int
     verified: bool = True
 
@@ -123,9 +125,7 @@ def _rank_load(
         weights_bytes=stage.weights_bytes,
         compute_bytes=compute,
         compute_high_bytes=round(compute * activation["high_factor"]),
-        graphs_bytes=0
-        if settings.is_eager
-        else _graphs_bytes(constants, graph_sizes(settings.sequences), len(stage.layers), spec.hidden_size),
+        graphs_bytes=0 if settings.is_eager else _graphs_bytes(constants, settings, spec, len(stage.layers)),
         sampler_bytes=sampler + tables,
         communication_bytes=communication * MIB,
         page_bytes=round(BLOCK_TOKENS * elements * element_bytes),
@@ -133,17 +133,26 @@ def _rank_load(
     )
 
 
-def _graphs_bytes(constants: Constants, sizes: Sequence[int], layers: int, hidden_size: int) -> int:
-    """A part for every graph and layer, and what the largest graph keeps of its activations."""
-    of_each = constants.graph_mib_per_size_layer * MIB * len(sizes) * layers
-    return round(of_each + constants.graph_bytes_per_token_channel * sizes[-1] * hidden_size)
+def _graphs_bytes(constants: Constants, settings: Settings, spec: ModelSpec, layers: int) -> int:
+    """The largest graph keeps its activations, and with a 16-bit cache a 16-bit row a layer; the others reuse them."""
+    piecewise, full = graph_sizes(settings.sequences, settings.batch_tokens)
+    of_each = constants.graph_mib_per_piecewise_layer * len(piecewise) + constants.graph_mib_per_full_layer * len(full)
+    activations = "fp8" if spec.quantization.activations == "fp8" else "f16"
+    of_largest = constants.graph_mib_per_token[activations] * piecewise[-1]
+    has_rows = KV_ELEMENT_BYTES[settings.kv_dtype] == 2
+    rows = 2 * piecewise[-1] * layers * spec.hidden_size // settings.tensor_parallel if has_rows else 0
+    return round((of_each * layers + of_largest) * MIB) + rows
 
 
-def graph_sizes(sequences: int) -> list[int]:
-    """Batch sizes that CUDA graphs are captured for: 1, 2, 4, by 8 from 8, by 16 from 256, to twice the sequences."""
-    top = min(2 * sequences, 512)
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
-    return [size for size in sizes if size <= top]
+def graph_sizes(sequences: int, batch_tokens: int) -> tuple[list[int], list[int]]:
+    """Batch sizes that CUDA graphs are captured for: 1, 2, 4, by 8 from 8, by 16 from 256. In pieces to twice the
+    sequences, 512 or a step's tokens, and whole, for batches that only decode, to the sequences (vLLM 0.32.0,
+    `config/vllm.py`, `v1/worker/gpu/cudagraph_utils.py`).
+    """
+    top = min(2 * sequences, 512, batch_tokens)
+    sizes = {1, 2, 4, *range(8, 256, 8), *range(256, 513, 16), sequences, batch_tokens}
+    piecewise = sorted(size for size in sizes if size <= top)
+    return piecewise, [size for size in piecewise if size <= sequences]
 
 
 def blocks_needed(tokens: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llamarack.config import Deployment, Group
@@ -99,9 +99,7 @@ def renumbered(deployment: Deployment, cards: Cards) -> Deployment:
         lists = group.gpu_lists()
         if not group.gpus or lists is None:
             return group
-        return group.model_copy(update={"gpus": [[place[card] for card in each] for each in lists]})
+        return replace(group, gpus=[[place[card] for card in each] for each in lists])
 
-    models = [
-        model.model_copy(update={"groups": [of_group(group) for group in model.groups]}) for model in deployment.models
-    ]
-    return deployment.model_copy(update={"models": models})
+    models = [replace(model, groups=[of_group(group) for group in model.groups]) for model in deployment.models]
+    return replace(deployment, models=models)

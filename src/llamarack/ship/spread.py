@@ -7,7 +7,7 @@ node runs its part of that one model with `llamarack node`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llamarack.config import Deployment, Gateway, Group, Model
 from llamarack.engine.command_line import dashed
@@ -98,8 +98,8 @@ def required_spread(deployment: Deployment, rank: int) -> Spread:
 
 def alone(deployment: Deployment, spread: Spread) -> Deployment:
     """The deployment with that group and nothing else: all that the other nodes run, without a door and its keys."""
-    model = spread.model.model_copy(update={"groups": [spread.group], "fallbacks": []})
-    return deployment.model_copy(update={"models": [model], "gateway": Gateway()})
+    model = replace(spread.model, groups=[spread.group], fallbacks=[])
+    return replace(deployment, models=[model], gateway=Gateway())
 
 
 def with_address(deployment: Deployment, spread: Spread, node_0: str) -> Deployment:
@@ -109,9 +109,7 @@ def with_address(deployment: Deployment, spread: Spread, node_0: str) -> Deploym
         if group is not spread.group:
             return group
         kept = {name: value for name, value in group.engine_args.items() if dashed(name) != _ADDRESS}
-        return group.model_copy(update={"engine_args": {**kept, _ADDRESS: node_0}})
+        return replace(group, engine_args={**kept, _ADDRESS: node_0})
 
-    models = [
-        model.model_copy(update={"groups": [of_group(group) for group in model.groups]}) for model in deployment.models
-    ]
-    return deployment.model_copy(update={"models": models})
+    models = [replace(model, groups=[of_group(group) for group in model.groups]) for model in deployment.models]
+    return replace(deployment, models=models)

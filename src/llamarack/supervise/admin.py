@@ -16,16 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import psutil
 
 from llamarack.errors import LlamarackError, NothingRunning, UsageError
 from llamarack.paths import RackPaths
-from llamarack.supervise.canary import Trial
-from llamarack.supervise.change import Outcome
 from llamarack.supervise.journal import Entry
 from llamarack.supervise.rack_lock import is_running, lock_holder
 from llamarack.supervise.spec_json import deployment_from_json
-from llamarack.supervise.status import events_record, status_record
 from llamarack.supervise.supervisor import Source, Supervisor
 
 _MAX_LINE_BYTES = 4 * 1024**2
@@ -108,6 +104,8 @@ class AdminServer:
             await asyncio.gather(writing, leaving, return_exceptions=True)
 
     async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        from llamarack.supervise.status import events_record, status_record  # once somebody asks
+
         supervisor = self._supervisor
         match request["op"]:
             case "status":
@@ -124,7 +122,7 @@ class AdminServer:
                 return await self._reload(request)
             case "abort":
                 change = supervisor.change
-                running = change is not None and change.outcome is Outcome.RUNNING
+                running = change is not None and change.is_running
                 if change is not None and running:
                     change.ask_back()
                 return {"running": running}
@@ -137,6 +135,8 @@ class AdminServer:
                 "this rack was started by another version of llamarack, which does not know all settings of the file",
                 hint="llamarack stop and llamarack serve FILE, with this version",
             )
+        from llamarack.supervise.canary import Trial
+
         given = request["source"]
         source = Source(path=Path(given["path"]), host=given["host"], port=given["port"])
         trial = Trial(**request["trial"]) if request["trial"] else None
@@ -216,6 +216,8 @@ async def wait_until_gone(paths: RackPaths, timeout_s: float) -> bool:
 
 def _lives(pid: int) -> bool:
     """A zombie has ended; that its parent has not looked yet is nobody's concern here."""
+    import psutil  # for the command that waits for an end, not for the rack
+
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

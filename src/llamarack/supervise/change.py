@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
-from llamarack.config import Deployment
+from llamarack.config import Deployment, plain
 from llamarack.errors import HardwareError
 from llamarack.supervise.canary import Trial
 from llamarack.supervise.change_failure import Failure, asked_back
@@ -302,6 +302,10 @@ class Change:
         self._rack.journal.note(kind, message, generation=self.generation, **data)
         self._rack.changed()
 
+    @property
+    def is_running(self) -> bool:
+        return self.outcome is Outcome.RUNNING
+
     def _end(self, outcome: Outcome, message: str, kind: str) -> None:
         self.outcome = outcome
         self._now = ""
@@ -313,11 +317,11 @@ class Change:
 
     def saved(self) -> SavedChange | None:
         """For the state file, while it runs."""
-        if self.outcome is not Outcome.RUNNING:
+        if not self.is_running:
             return None
         return SavedChange(
             generation=self.generation,
-            deployment=self.deployment.model_dump(mode="json"),
+            deployment=plain(self.deployment),
             old=[spec_to_json(spec) for spec in self.old.values()],
             trial=self.trial,
             going_back=self.failure.message if self.failure else None,

@@ -7,7 +7,7 @@ coarser file context and concurrency may be halved once more. No plan comes twic
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,7 @@ def _changed(group: Group, path: Path, setting: str, was: int | float, becomes: 
 
 
 def _with(group: Group, **limits: Any) -> Group:
-    return group.model_copy(update={"limits": group.limits.model_copy(update=limits)})
+    return replace(group, limits=replace(group.limits, **limits))
 
 
 def _shown(value: int | float | str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import orjson
 
-from llamarack.config import Deployment
+from llamarack.config import Deployment, plain
 
 _END_BYTES = 1024**2
 _DOOR = ("host", "port", "api_keys_file", "insecure", "tls_cert", "tls_key")
@@ -21,7 +21,7 @@ _DOOR = ("host", "port", "api_keys_file", "insecure", "tls_cert", "tls_key")
 
 def deployment_sha256(deployment: Deployment) -> str:
     """Reads the ends of the model files. Raises OSError."""
-    value = deployment.model_dump(mode="json", exclude={"supervise"})
+    value = plain(deployment, leave_out={"supervise"})
     for name in _DOOR:
         value["gateway"].pop(name)
     for model in value["models"]:

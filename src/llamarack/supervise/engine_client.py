@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from llamarack.engine.adaptor import Endpoint
+from llamarack.engine.dialect import Endpoint
 from llamarack.supervise.http_client import Reply, exchange
 
 

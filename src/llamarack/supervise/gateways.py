@@ -17,9 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import psutil
-
-from llamarack.config import Gateway
+from llamarack.config import Gateway, plain
 from llamarack.environment import gateway_environment
 from llamarack.errors import ConfigError
 from llamarack.paths import RackPaths
@@ -101,7 +99,7 @@ class GatewayPool:
         """Other limits and habits for the workers that run; where they listen stays (see live_settings)."""
         self.settings = settings
         for writer in self._links.values():
-            self._send(writer, {"settings": settings.model_dump(mode="json")})
+            self._send(writer, {"settings": plain(settings)})
 
     def tallies(self) -> dict[str, Tally]:
         """By replica, over all workers."""
@@ -117,7 +115,7 @@ class GatewayPool:
         self._send(
             writer,
             {
-                "settings": self.settings.model_dump(mode="json"),
+                "settings": plain(self.settings),
                 "stuck_request_s": self.stuck_request_s,
                 "folder": str(self._paths.folder),
             },
@@ -187,7 +185,7 @@ class GatewayPool:
         return counts is None or counts.table_version < version
 
     def _fingerprint(self) -> str:
-        return f"{self.settings.model_dump_json()} {self.stuck_request_s}"
+        return f"{json.dumps(plain(self.settings))} {self.stuck_request_s}"
 
     async def _take_back(self, remembered: Sequence[SavedGateway]) -> dict[int, KeptChild]:
         adopted: dict[int, KeptChild] = {}
@@ -287,6 +285,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _holder_of(port: int) -> str:
+    import psutil  # for this alone
+
     with contextlib.suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
             address = connection.laddr

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from pydantic import TypeAdapter
 
 SCHEMA_VERSION = 1
 _MAX_BYTES = 8 * 1024**2
@@ -87,6 +86,8 @@ class Journal:
 
 def json_schema() -> dict[str, Any]:
     """Of one line of the file: `llamarack schema --record event`."""
+    from pydantic import TypeAdapter  # for `schema` alone
+
     return TypeAdapter(Entry).json_schema(mode="serialization")
 
 

@@ -12,8 +12,7 @@ lease_s, grace_s, unlink, inherit_fds, up_mark`. It listens on `control_socket`,
     {"op": "release"}              -> after the exit was reported: the keeper's work is done
 
 A first line of stdin may be `{"standby": {"argv", "env"}}` instead: a child to start at once, which waits until the
-spec comes and gets its argv, env and the descriptors that came with the spec on its own stdin, a socket too. With no
-spec it is ended.
+spec comes and gets its argv and env as a line on its own stdin. With no spec it is ended.
 
 The lease: while no connection has attached for `lease_s`, everything is ended. The child is gone only when no
 descendant is left; orphans come to the keeper because it is their subreaper.
@@ -131,21 +130,18 @@ def descendants(root: int) -> list[int]:
 
 
 class Requests:
-    """Lines from stdin. `fds`: the descriptors that came with them."""
+    """Lines from stdin."""
 
     def __init__(self) -> None:
-        self.fds: list[int] = []
         self._data = b""
 
     def line(self) -> dict[str, Any] | None:
         """The next one; None at the end."""
-        with socket.socket(fileno=os.dup(0)) as source:
-            while b"\n" not in self._data:
-                part, fds, _, _ = socket.recv_fds(source, 65536, 16)
-                self.fds += fds
-                if not part:
-                    return None
-                self._data += part
+        while b"\n" not in self._data:
+            part = os.read(0, 65536)
+            if not part:
+                return None
+            self._data += part
         line, _, self._data = self._data.partition(b"\n")
         value: dict[str, Any] = json.loads(line)
         return value
@@ -160,10 +156,8 @@ class Standby:
             self._child = _spawn(argv, env, [], theirs.fileno())
 
     def told(self, spec: dict[str, Any]) -> subprocess.Popen[bytes]:
-        data = json.dumps({"argv": spec["argv"], "env": spec["env"]}).encode() + b"\n"
         with contextlib.suppress(OSError):  # its death is seen as any child's
-            sent = socket.send_fds(self._orders, [data], spec["inherit_fds"])
-            self._orders.sendall(data[sent:])
+            self._orders.sendall(json.dumps({"argv": spec["argv"], "env": spec["env"]}).encode() + b"\n")
         self._orders.close()
         return self._child
 
@@ -456,8 +450,6 @@ def main() -> None:
         request = requests.line()
         if request is None:  # who would have sent it is gone, or needs another child
             standby.end()
-        else:
-            request["inherit_fds"] = requests.fds
     if request is not None:
         os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), 0)
         Keeper(request, standby).run()

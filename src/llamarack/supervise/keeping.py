@@ -204,12 +204,10 @@ async def start_child(spec: ChildSpec) -> KeptChild:
     }
     with contextlib.suppress(FileNotFoundError):
         spec.control_socket.unlink()
-    started = standby.take(spec.argv, environment)
+    started = None if spec.inherit_fds else standby.take(spec.argv, environment)
     if started is None:
         started = standby.KeeperProcess(spec.inherit_fds)  # asyncio's child would die with its loop
-        started.say(request)
-    else:
-        started.say(request, spec.inherit_fds)
+    started.say(request)
     started.close()
     process = started.process
     async with asyncio.timeout(_ATTACH_TIMEOUT_S):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import orjson
 
-from llamarack.config import Deployment, Group, Model, Supervise
+from llamarack.config import Deployment, Group, Model, Supervise, plain
 from llamarack.engine import ADAPTORS
 from llamarack.errors import ConfigError, DoesNotFit
 from llamarack.hardware.machine import Machine
@@ -119,13 +119,7 @@ def plan_again(
     _require_legal_cut(was.model, group, spec)
     cards: list[int | str | list[int | str]] = [int(card) if card.isdigit() else card for card in was.card_uuids]
     threads = group.limits.threads if group.limits.threads != "auto" else was.candidate.threads
-    alone = group.model_copy(
-        update={
-            "replicas": 1,
-            "gpus": cards,
-            "limits": group.limits.model_copy(update={"threads": threads or "auto"}),
-        }
-    )
+    alone = replace(group, replicas=1, gpus=cards, limits=replace(group.limits, threads=threads or "auto"))
     candidate = plan_group(
         spec,
         alone,
@@ -161,9 +155,10 @@ def _fingerprint(model: Model, group: Group, path: Path, candidate: Candidate, u
     """
     split = None if group.tensor_split == "auto" else candidate.tensor_split
     files = [path, *([group.engine_binary] if group.engine_binary else [])]
+    whole = plain(model)
     engine_side = {
-        "model": model.model_dump(mode="json", include={"name", "path", "tokenizer", "chat_template"}),
-        "group": group.model_dump(mode="json", exclude={"replicas", "gpus"}),
+        "model": {name: whole[name] for name in ("name", "path", "tokenizer", "chat_template")},
+        "group": plain(group, leave_out={"replicas", "gpus"}),
         "cards": uuids,
         "plan": [candidate.context_tokens, candidate.sequences, candidate.batch_tokens, split],
         "threads": None if uuids else candidate.threads,

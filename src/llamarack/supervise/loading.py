@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from llamarack.hardware.disk import is_network
 from llamarack.hardware.machine import Host
 from llamarack.units import GIB, MIB, format_bytes
@@ -87,6 +85,8 @@ def read_state(
     pid: int | None, log: Path, *, now_monotonic_s: float, fraction: float | None, weights_bytes: int, on_cards: bool
 ) -> LoadState:
     """`fraction`: what the log tells; else, on the processor, how much of the weights is in memory."""
+    import psutil  # a short load is never looked at
+
     resident = read = 0
     processor_s = 0.0
     with contextlib.suppress(psutil.Error):

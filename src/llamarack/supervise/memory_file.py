@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from llamarack.config import Group
+from llamarack.config import Group, plain
 from llamarack.supervise.canary import Trial
 from llamarack.supervise.degrade import Rung
 from llamarack.supervise.journal import Journal
@@ -177,7 +177,7 @@ def _degraded_to_json(degraded: Degraded | None) -> dict[str, Any] | None:
         return None
     return {
         "rungs": [asdict(rung) for rung in degraded.rungs],
-        "group": degraded.group.model_dump(mode="json"),
+        "group": plain(degraded.group),
         "path": str(degraded.path),
     }
 
@@ -185,8 +185,10 @@ def _degraded_to_json(degraded: Degraded | None) -> dict[str, Any] | None:
 def _degraded(value: dict[str, Any] | None) -> Degraded | None:
     if value is None:
         return None
+    from llamarack.config import validated  # only where there is something to take back
+
     return Degraded(
         rungs=tuple(Rung(**rung) for rung in value["rungs"]),
-        group=Group.model_validate(value["group"]),
+        group=validated(Group, value["group"]),
         path=Path(value["path"]),
     )

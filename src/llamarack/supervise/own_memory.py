@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
-
 from llamarack.hardware.machine import Card, Machine
 from llamarack.supervise.keeping import keeper_mark, processes_marked
 from llamarack.supervise.memory_file import Memory
@@ -24,6 +22,8 @@ def living_engines(memory: Memory | None) -> dict[int, int]:
 
 def engine_memory(control_socket: Path) -> dict[int, int]:
     """The same of one keeper's engine."""
+    import psutil  # a first start has none
+
     found: dict[int, int] = {}
     for pid in processes_marked(keeper_mark(control_socket)):
         try:

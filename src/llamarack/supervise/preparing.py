@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llamarack.config import Deployment, Group, Model
+from llamarack.config import Deployment, Group, Model, plain
 from llamarack.engine import ADAPTORS
 from llamarack.engine.builds import build_of, with_rpc_devices
 from llamarack.errors import ModelError
@@ -76,10 +76,10 @@ def with_cards_kept(deployment: Deployment, running: Sequence[ReplicaSpec], mach
         if spec.card_uuids and all(uuid in known for uuid in spec.card_uuids):
             held.setdefault(_identity(spec.model, spec.group), []).append(list(spec.card_uuids))
     models = [
-        model.model_copy(update={"groups": [part for group in model.groups for part in _kept(model, group, held)]})
+        replace(model, groups=[part for group in model.groups for part in _kept(model, group, held)])
         for model in deployment.models
     ]
-    return deployment.model_copy(update={"models": models})
+    return replace(deployment, models=models)
 
 
 def _kept(model: Model, group: Group, held: Mapping[str, list[list[int | str]]]) -> list[Group]:
@@ -88,12 +88,12 @@ def _kept(model: Model, group: Group, held: Mapping[str, list[list[int | str]]])
     # Two vLLM groups on auto would share the KV cache by other rules than one.
     if not here or (rest > 0 and group.engine == "vllm"):
         return [group]
-    parts = [group.model_copy(update={"gpus": here, "replicas": len(here)})]
-    return parts + ([group.model_copy(update={"replicas": rest})] if rest > 0 else [])
+    parts = [replace(group, gpus=[*here], replicas=len(here))]
+    return parts + ([replace(group, replicas=rest)] if rest > 0 else [])
 
 
 def _identity(model: Model, group: Group) -> str:
-    return f"{model.name} {model.path_of(group)} {group.model_dump_json(exclude={'replicas', 'gpus'})}"
+    return f"{model.name} {model.path_of(group)} {plain(group, leave_out={'replicas', 'gpus'})}"
 
 
 def _judge(model: Model, specs: dict[Path, ModelSpec]) -> list[str]:

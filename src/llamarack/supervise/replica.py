@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from llamarack.config import Group
-from llamarack.engine.adaptor import Diagnosis, Endpoint
+from llamarack.engine.adaptor import Diagnosis
 from llamarack.engine.device_memory import TermCheck, term_checks
+from llamarack.engine.dialect import Endpoint
 from llamarack.errors import NeverReady
 from llamarack.hardware.loadlock import LoadLock
 from llamarack.paths import RackPaths

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamarack.config import Group, Model
-from llamarack.engine.adaptor import Adaptor, Endpoint
+from llamarack.engine.adaptor import Adaptor
+from llamarack.engine.dialect import Endpoint
 from llamarack.plan.record import Candidate
 from llamarack.supervise.degrade import Rung
 from llamarack.supervise.state import State

@@ -6,7 +6,8 @@ import asyncio
 import secrets
 from dataclasses import dataclass
 
-from llamarack.engine.adaptor import Endpoint, LaunchContext
+from llamarack.engine.adaptor import LaunchContext
+from llamarack.engine.dialect import Endpoint
 from llamarack.paths import RackPaths, make_private
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.keeping import ChildSpec, KeptChild, start_child
@@ -35,8 +36,6 @@ async def spawn(spec: ReplicaSpec, paths: RackPaths, journal: Journal) -> Spawne
     )
     # In a thread: an engine that was updated meanwhile is asked for its options first.
     launch = await asyncio.to_thread(spec.adaptor.launch, context)
-    message = f"loads {spec.path.name} with {spec.adaptor.name}"
-    journal.note("starting", message, replica=spec.id, argv=list(launch.argv))
     child = await start_child(
         ChildSpec(
             argv=launch.argv,
@@ -47,4 +46,7 @@ async def spawn(spec: ReplicaSpec, paths: RackPaths, journal: Journal) -> Spawne
             up_mark=launch.up_mark,
         )
     )
+    # Told once it loads, since who hears of it takes a moment to say it: a terminal is first made ready.
+    message = f"loads {spec.path.name} with {spec.adaptor.name}"
+    journal.note("starting", message, replica=spec.id, argv=list(launch.argv))
     return Spawned(child=child, endpoint=launch.endpoint)

@@ -8,9 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from llamarack.config import Deployment, Group, Model
+from llamarack.config import Deployment, Group, Model, plain
 from llamarack.engine.adaptor import Adaptor
 from llamarack.plan.record import Candidate
 from llamarack.supervise.replica_record import ReplicaSpec
@@ -19,8 +17,8 @@ from llamarack.supervise.replica_record import ReplicaSpec
 def spec_to_json(spec: ReplicaSpec) -> dict[str, Any]:
     return {
         "id": spec.id,
-        "model": spec.model.model_dump(mode="json"),
-        "group": spec.group.model_dump(mode="json"),
+        "model": plain(spec.model),
+        "group": plain(spec.group),
         "path": str(spec.path),
         "candidate": asdict(spec.candidate),
         "card_uuids": list(spec.card_uuids),
@@ -33,11 +31,15 @@ def spec_to_json(spec: ReplicaSpec) -> dict[str, Any]:
 
 def spec_from_json(value: Any, adaptors: Mapping[str, Adaptor]) -> ReplicaSpec | None:
     """None for one that another version wrote in a form that this one does not read."""
+    from pydantic import TypeAdapter  # only where there is something to take back
+
+    from llamarack.config import validated
+
     try:
-        group = Group.model_validate(value["group"])
+        group = validated(Group, value["group"])
         return ReplicaSpec(
             id=value["id"],
-            model=Model.model_validate(value["model"]),
+            model=validated(Model, value["model"]),
             group=group,
             path=Path(value["path"]),
             candidate=TypeAdapter(Candidate).validate_python(value["candidate"]),
@@ -48,12 +50,14 @@ def spec_from_json(value: Any, adaptors: Mapping[str, Adaptor]) -> ReplicaSpec |
             is_deadline_auto=value["is_deadline_auto"],
             fingerprint=value["fingerprint"],
         )
-    except (ValidationError, KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):
         return None
 
 
 def deployment_from_json(value: Any) -> Deployment | None:
+    from llamarack.config import validated  # same
+
     try:
-        return Deployment.model_validate(value)
-    except (ValidationError, TypeError, ValueError):
+        return validated(Deployment, value)
+    except (TypeError, ValueError):
         return None

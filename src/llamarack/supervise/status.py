@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from llamarack.supervise.engine_usage import family
 from llamarack.supervise.generation import generation_of
 from llamarack.supervise.replica import Replica
@@ -168,6 +166,8 @@ def _degraded_from(replica: Replica) -> dict[str, Any] | None:
 
 def _resident_bytes(pids: Sequence[int]) -> int | None:
     """Resident memory of the engine and all it forked; shared pages (the mapped model) count once for each."""
+    import psutil  # not for a start, which has nothing to tell yet
+
     total = 0
     for each in pids:
         try:

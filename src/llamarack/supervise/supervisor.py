@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,21 +22,16 @@ from llamarack.hardware.detect import detect_machine
 from llamarack.paths import RackPaths, make_private
 from llamarack.plan.record import CPU_INDEX
 from llamarack.supervise import memory_file
-from llamarack.supervise.canary import Trial
 from llamarack.supervise.card_room import card_shortage
-from llamarack.supervise.change import Change, Outcome
-from llamarack.supervise.change_units import in_words
 from llamarack.supervise.effective import deployment_sha256
 from llamarack.supervise.gateways import GatewayPool
 from llamarack.supervise.heir import saved_replicas, take_back
 from llamarack.supervise.hopeless import why_hopeless
 from llamarack.supervise.journal import Journal
 from llamarack.supervise.keeping import KeptChild
-from llamarack.supervise.live_settings import require_changeable
 from llamarack.supervise.own_memory import engine_memory
 from llamarack.supervise.rack_lock import RackLock
 from llamarack.supervise.rack_table import model_rows, replica_rows, served_models
-from llamarack.supervise.reloading import change_to, require_possible
 from llamarack.supervise.replanning import Planner, plan_on_this_machine
 from llamarack.supervise.replica import Replica
 from llamarack.supervise.replica_files import drop_replaced
@@ -44,11 +40,13 @@ from llamarack.supervise.slot_watch import SlotWatch, idle_slots
 from llamarack.supervise.state import RestartPolicy, State
 from llamarack.supervise.table import Table
 from llamarack.supervise.tally import Tally
-from llamarack.supervise.watch import Watch
-from llamarack.supervise.webhook import Webhook
 
 if TYPE_CHECKING:
+    from llamarack.supervise.canary import Trial
+    from llamarack.supervise.change import Change
     from llamarack.supervise.preparing import Prepared
+    from llamarack.supervise.watch import Watch
+    from llamarack.supervise.webhook import Webhook
 
 _STOP_TIMEOUT_S = 90.0
 _HEARD_TIMEOUT_S = 60.0  # a worker hears of a ready replica within milliseconds, once it has started
@@ -92,11 +90,13 @@ class Supervisor:
         self.shares: dict[str, float] = {}
         self.gateways = GatewayPool(deployment.gateway, deployment.supervise.stuck_request_s, paths, self.journal)
         url = deployment.supervise.webhook
-        self._webhook = None if url is None else Webhook(url, paths.name, self.journal)
-        if self._webhook is not None:
+        self._webhook: Webhook | None = None
+        if url is not None:
+            from llamarack.supervise.webhook import Webhook
+
+            self._webhook = Webhook(url, paths.name, self.journal)
             self.journal.on_entry.append(self._webhook.take)
         self._sending: asyncio.Task[None] | None = None
-        self.watch = Watch(self)
         self._watching: asyncio.Task[None] | None = None
         self.started_unix_s = time.time()
         self.links: list[dict[str, Any]] = []  # how cards reach each other, for `status`
@@ -113,6 +113,12 @@ class Supervisor:
         self._insisted = asyncio.Event()
         self.on_change: list[Callable[[], None]] = []  # called after every change of the table
         self._hashed: tuple[Deployment, str | None] | None = None
+
+    @cached_property
+    def watch(self) -> Watch:
+        from llamarack.supervise.watch import Watch  # what it looks with is imported while the first engine loads
+
+        return Watch(self)
 
     @property
     def deployment_sha256(self) -> str | None:
@@ -234,6 +240,10 @@ class Supervisor:
         `restart`: replaces also replicas that are what the file asks for. Raises UsageError for what cannot change or
         while another change runs, DoesNotFit, and what `prepare` raises.
         """
+        from llamarack.supervise.change_units import in_words  # most racks never change
+        from llamarack.supervise.live_settings import require_changeable
+        from llamarack.supervise.reloading import change_to, require_possible
+
         self._require_no_change()
         require_changeable(self.deployment, deployment, rack=self.paths.name)
         prepared = await self.prepare(deployment)
@@ -258,7 +268,7 @@ class Supervisor:
     def _require_no_change(self) -> None:
         if self._asked_stop.is_set():
             raise UsageError(f"rack `{self.paths.name}` is stopping", hint=f"llamarack status --rack {self.paths.name}")
-        if self.change is not None and self.change.outcome is Outcome.RUNNING:
+        if self.change is not None and self.change.is_running:
             raise UsageError(
                 f"rack `{self.paths.name}` is changing to generation {self.change.generation} already",
                 hint=f"llamarack status --rack {self.paths.name} follows it; llamarack reload --abort brings it back",
@@ -301,6 +311,8 @@ class Supervisor:
             for replica in self.replicas:  # its first look is at what was taken back
                 while replica.state is State.STOPPED and not self._tasks[replica.id].done():
                     await replica.changed.wait()
+            from llamarack.supervise.change import Change
+
             self._begin(
                 Change(
                     self,
@@ -387,7 +399,7 @@ class Supervisor:
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _changing(self) -> bool:
-        return self.change is not None and self.change.outcome is Outcome.RUNNING
+        return self.change is not None and self.change.is_running
 
     def _remember(self) -> None:
         self._state_file.write(self._memory())

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from llamarack.config import Defaults
-from llamarack.engine.adaptor import Endpoint
+from llamarack.config import Defaults, plain
+from llamarack.engine.dialect import Endpoint
 from llamarack.supervise.state import State
 
 
@@ -54,7 +54,7 @@ def to_json(table: Table) -> dict[str, Any]:
             {
                 "name": model.name,
                 "created_unix_s": model.created_unix_s,
-                "defaults": model.defaults.model_dump(),
+                "defaults": plain(model.defaults),
                 "max_output_tokens": model.max_output_tokens,
             }
             for model in table.models
@@ -80,9 +80,7 @@ def from_json(value: dict[str, Any]) -> Table:
     return Table(
         version=value["version"],
         draining=value["draining"],
-        models=tuple(
-            ModelRow(**{**model, "defaults": Defaults.model_validate(model["defaults"])}) for model in value["models"]
-        ),
+        models=tuple(ModelRow(**{**model, "defaults": Defaults(**model["defaults"])}) for model in value["models"]),
         replicas=tuple(
             ReplicaRow(**{**row, "state": State(row["state"]), "endpoint": endpoint_from_json(row["endpoint"])})
             for row in value["replicas"]

@@ -44,9 +44,11 @@ class TrafficLog:
             self._slot(model).tokens += tokens
 
     def count_request(
-        self, model: str, *, failed: bool, first_token_s: float | None, per_token_s: float | None
+        self, model: str, *, failed: bool, first_token_s: float | None, per_token_s: float | None, tokens: int = 0
     ) -> None:
+        """`tokens`: that were not counted yet; as in `count_tokens`."""
         slot = self._slot(model)
+        slot.tokens += tokens
         slot.requests += 1
         slot.failures += failed
         for buckets, seconds in ((slot.first_token, first_token_s), (slot.per_token, per_token_s)):
