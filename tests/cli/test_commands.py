@@ -185,3 +185,13 @@ def test_ctrl_c_while_a_command_is_imported_shows_no_traceback(tmp_path: Path) -
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("words", [(), ("engine",), ("keys",), ("export",)])
+def test_no_summary_of_a_command_is_cut(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """The first sentence of each command stands whole in the list, on a terminal of 80 columns."""
+    done = _run(tmp_path, *words, "--help")
+    assert done.returncode == 0
+    listed = done.stdout.partition("Commands:")[2]
+    assert listed
+    assert "..." not in listed

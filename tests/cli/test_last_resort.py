@@ -96,6 +96,13 @@ def test_what_the_system_refused_names_the_path_and_what_to_do(number: int, exit
     assert hint in (told.hint or "")
 
 
+def test_full_disk_without_a_name_is_told_with_where_to_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMARACK_STATE_DIR", str(tmp_path))
+    told = as_told(OSError(errno.ENOSPC, "No space left on device"))
+    assert told.exit_code == 3
+    assert f"df -h {tmp_path}" in (told.hint or "")
+
+
 def test_socket_that_fails_is_a_fault_of_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMARACK_STATE_DIR", str(tmp_path))
     assert as_told(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")).exit_code == 1

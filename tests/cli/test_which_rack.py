@@ -1,5 +1,7 @@
 """A command that measures a file measures that file's rack, and says what chooses a model on its own command line."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,3 +71,18 @@ def _alone(command: Callable[..., None]) -> typer.Typer:
     app = typer.Typer()
     app.command()(command)
     return app
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("words", [("bench", "http://127.0.0.1:1"), ("soak", "http://127.0.0.1:1")])
+def test_run_that_never_began_leaves_no_folder(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "llamarack", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 5, done.stderr
+    assert list(tmp_path.iterdir()) == []

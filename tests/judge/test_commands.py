@@ -46,6 +46,21 @@ def test_compare_says_go_and_leaves_its_reports(runs: Path) -> None:
     assert "report: out/report.html" in done.stderr
 
 
+def test_report_of_another_command_is_not_written_over(runs: Path) -> None:
+    (runs / "before" / "report.html").write_text("of bench")
+    done = llamarack("compare", "before", "same", "--gates", "gates.yaml", "-o", "before", cwd=runs)
+    assert done.returncode == 2
+    assert "`-o before` holds a report already" in done.stderr
+    assert (runs / "before" / "report.html").read_text() == "of bench"
+    soak = llamarack("soak", "http://127.0.0.1:1", "-o", "before", cwd=runs)
+    assert "`-o before` holds a report already" in soak.stderr
+
+
+def test_comparison_made_again_takes_the_place_of_the_former(runs: Path) -> None:
+    for _ in range(2):
+        assert llamarack("compare", "before", "same", "--gates", "gates.yaml", "-o", "out", cwd=runs).returncode == 0
+
+
 def test_compare_json_is_the_only_thing_on_standard_output(runs: Path) -> None:
     done = llamarack("compare", "before", "slow", "--gates", "gates.yaml", "--json", cwd=runs)
     assert done.returncode == 6

@@ -1,5 +1,6 @@
 """Secrets and prompts are planted wherever a site may have them; none is in the archive, and what is needed is."""
 
+import errno
 import json
 import os
 import re
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from llamarack.errors import UsageError
 from llamarack.paths import rack_paths
+from llamarack.ship import support
 from llamarack.ship.mask import Mask, is_secret_name
 
 # One word each, so that a piece of it anywhere is found.
@@ -189,3 +192,26 @@ def test_lines_that_serve_writes_are_kept_in_both_forms() -> None:
 def test_known_value_goes_wherever_it_stands_and_the_longest_first() -> None:
     mask = Mask(["hunter22", "hunter22-long"])
     assert mask.text("a=hunter22-long b=xhunter22y") == "a=<masked known> b=x<masked known>y"
+
+
+def test_archive_that_cannot_be_finished_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A half archive would be "there already" for the next attempt."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(support, "collect", lambda *_: support.Collected(parts={"a.txt": b"a"}))
+    monkeypatch.setattr(tarfile.TarFile, "addfile", full)
+    path = tmp_path / "support.tar.gz"
+    with pytest.raises(UsageError, match="No space left"):
+        support.write_support(path, support.Asked(file=None, racks=(), is_masking_names=False), print)
+    assert not path.exists()
+
+
+def test_fault_of_our_own_is_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMARACK_STATE_DIR", str(tmp_path))
+    (tmp_path / "faults").mkdir()
+    (tmp_path / "faults" / "1-2.json").write_text('{"traceback": ["KeyError: \'x\'"]}')
+    monkeypatch.setattr(support, "_ask", lambda words: {})
+    found = support.collect(support.Asked(file=None, racks=(), is_masking_names=False), Mask(()), print)
+    assert b"KeyError" in found.parts["faults/1-2.json"]

@@ -22,6 +22,7 @@ from llamarack.errors import UsageError
 from llamarack.judge.acceptance import saved_bench, saved_reference, to_json
 from llamarack.judge.bench_run import read_bench_run
 from llamarack.judge.gates import load_gates
+from llamarack.measure.result import make_run_folder
 from llamarack.paths import rack_paths
 from llamarack.report.acceptance import print_acceptance, write_acceptance_report
 
@@ -50,7 +51,7 @@ def acceptance(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="new folder; default: acceptance-TIME")] = None,
     json: Annotated[bool, typer.Option("--json", help="print the result record")] = False,
 ) -> None:
-    """Prove a deployment before it is handed over: exit code 0 for GO, 6 for NO-GO, 7 for INCONCLUSIVE."""
+    """Prove a deployment before it is handed over. Exit code 0 for GO, 6 for NO-GO, 7 for INCONCLUSIVE."""
     deployment = load_target(file, host=None, port=None)
     served = chosen_model(deployment, model)
     if base is not None:
@@ -86,11 +87,7 @@ def _new_folder(folder: Path | None) -> Path:
     folder = folder or Path(time.strftime("acceptance-%Y%m%d-%H%M%S", time.gmtime()))
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"`-o {folder}` is not empty", hint="-o with a new folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"`-o {folder}`: {error.strerror}", hint="-o DIR that can be written") from error
-    return folder
+    return make_run_folder(folder)
 
 
 def _bench_of(concurrency: str, requests: int | None, repeat: int, input_tokens: int, output_tokens: int) -> BenchAsked:

@@ -76,7 +76,7 @@ def bench(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="new folder for records and report")] = None,
     json: Annotated[bool, typer.Option("--json", help="print the result record")] = False,
 ) -> None:
-    """Measure a server under load; exit code 7 when the run proves nothing.
+    """Measure a server under load. Exit code 7 when the run proves nothing.
 
     A FILE whose rack runs is measured as it runs; otherwise it is started for this and stopped again.
     """

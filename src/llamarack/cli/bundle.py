@@ -39,7 +39,8 @@ def bundle(
         str | None, typer.Option(metavar="manylinux_2_28_x86_64", help="The server's platform; default: this one.")
     ] = None,
 ) -> None:
-    """Make an offline bundle: wheels, engines, models, hashes and an installer that needs only Python."""
+    """Make a bundle for a server without a network. Wheels, engines, models, hashes and an installer that needs only
+    Python."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what was begun is removed on the way out
     target = target_of(python, platform)
     recipes = [_recipe(text) for text in engine or []]

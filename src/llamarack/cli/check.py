@@ -49,7 +49,7 @@ def check(
     ] = True,
     json: Annotated[bool, typer.Option("--json", help="Print the record instead of text.")] = False,
 ) -> None:
-    """Find what is wrong with this machine, within a minute and without root; exit status 3 where something is."""
+    """Find what is wrong with this machine. It takes a minute and no root; exit status 3 where something is."""
     deployment = config.load(file).deployment if file is not None and file.suffix in _DEPLOYMENT_SUFFIXES else None
     known = [engine.python for engine in installed_engines()]
     request = request_of(deployment, (*(python or ()), *known), functional=functional)

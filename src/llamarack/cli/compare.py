@@ -11,12 +11,12 @@ import typer
 from rich.console import Console
 
 from llamarack.cli.console import people
-from llamarack.errors import UsageError
 from llamarack.judge import compare as comparison
 from llamarack.judge.bench_run import read_bench_run
 from llamarack.judge.compare_record import RESULT_NAME, to_json, write_result
 from llamarack.judge.gates import TEMPLATES, load_gates
 from llamarack.judge.verify_record import read_result
+from llamarack.measure.result import make_run_folder
 from llamarack.report.compare import print_compare, write_compare_report
 
 _RUN = "folder of bench -o, or several of one deployment joined by commas"
@@ -33,7 +33,7 @@ def compare(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="folder for report and JUnit")] = None,
     json: Annotated[bool, typer.Option("--json", help="print the result record")] = False,
 ) -> None:
-    """Hold two benchmarks against gates: exit code 0 for GO, 6 for NO-GO, 7 for INCONCLUSIVE."""
+    """Hold two benchmarks against gates. Exit code 0 for GO, 6 for NO-GO, 7 for INCONCLUSIVE."""
     rules = load_gates(gates)
     ours = read_bench_run(base, accept_invalid=accept_invalid)
     theirs = read_bench_run(new, accept_invalid=accept_invalid)
@@ -48,10 +48,8 @@ def compare(
         finished_unix_s=time.time(),
     )
     if output is not None:
-        try:
-            output.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"`-o {output}`: {error.strerror}", hint="-o DIR that can be written") from error
+        if not (output / RESULT_NAME).exists():  # a comparison may be made again, and takes the place of the former
+            make_run_folder(output)
         write_result(result, output / RESULT_NAME)
         people.print(f"report: {write_compare_report(result, ours, theirs, output)}")
     if json:

@@ -20,7 +20,7 @@ def demo(
     rack: Annotated[str, typer.Option(help="Name of the rack.")] = "demo",
     state_dir: StateDir = None,
 ) -> None:
-    """Serve a small real model (SmolLM2-135M-Instruct) and ask it a question."""
+    """Serve a small real model and ask it a question. It is SmolLM2-135M-Instruct."""
     raise typer.Exit(
         serve_demo(replicas=replicas, port=port, prompt=prompt, once=once, model=model, rack=rack, state_dir=state_dir)
     )

@@ -20,7 +20,7 @@ def drain(
     rack: Annotated[str | None, typer.Option(help="Which rack; default: the only one that runs.")] = None,
     state_dir: StateDir = None,
 ) -> None:
-    """Stop new requests, finish running ones; with a replica's id only there."""
+    """Finish what runs and stop: the whole rack, or one replica. No new request is taken meanwhile."""
     paths = rack_paths(rack or the_running_rack(state_dir), state_dir)
     if replica is None:
         asyncio.run(ask(paths, {"op": "stop"}))

@@ -49,7 +49,7 @@ def install(
         bool, typer.Option("--rpc", help="llamacpp: with RPC devices, and the server that offers them.")
     ] = False,
 ) -> None:
-    """Make an engine ready in an environment of its own, with pip and its settings."""
+    """Make an engine ready in an environment of its own. With pip and its settings."""
     if version is not None and not _VERSION.fullmatch(version):
         raise UsageError(f"`--version {version}` is not a version number", hint="--version 0.33.0")
     machine = detect_machine()
@@ -111,7 +111,7 @@ def list_engines(
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Show what this deployment file uses.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the record instead of text.")] = False,
 ) -> None:
-    """Show the engines that are ready, and the one that each group of a deployment file would use."""
+    """Show the engines that are ready. With a deployment file, the one that each of its groups would use."""
     machine = detect_machine()
     known = [_builtin(), *installed_engines()]
     groups = _groups(file, machine, known) if file is not None else []

@@ -61,7 +61,7 @@ def systemd(
     rack: Annotated[str | None, typer.Option(help="Name of the rack; default: the file's stem.")] = None,
     node_rank: NodeRank = 0,
 ) -> None:
-    """Print a systemd unit: readiness, watchdog, time to load and to drain."""
+    """Print a systemd unit. With readiness, watchdog, time to load and to drain."""
     deployment = config.load(file).deployment
     if not _USER_NAME.fullmatch(user):
         raise UsageError(f"`--run-as {user}` is not the name of a user", hint="--run-as llamarack")
@@ -101,7 +101,7 @@ def compose(
     image: Annotated[str, typer.Option(help="The image, made from a bundle.")] = f"llamarack:{__version__}",
     node_rank: NodeRank = 0,
 ) -> None:
-    """Print a Compose file: cards, volumes, health by the load's deadline, time to drain."""
+    """Print a Compose file. With cards, volumes, health by the load's deadline, time to drain."""
     deployment = config.load(file).deployment
     _require_image(image)
     spread = spread_of(deployment)
@@ -140,7 +140,7 @@ def kubernetes(
     claim: Annotated[str, typer.Option(help="The claim that holds the models.")] = "llamarack-models",
     nodes: Annotated[int, typer.Option(min=1, max=1000, help="Servers that get a whole rack each.")] = 1,
 ) -> None:
-    """Print Kubernetes manifests: probes by the load's deadline, drain, cards, shared memory, no rights."""
+    """Print Kubernetes manifests. With probes by the load's deadline, drain, cards, shared memory, no rights."""
     deployment = config.load(file).deployment
     _require_image(image)
     cluster = Cluster(name=name, namespace=namespace, image=image, claim=claim, nodes=nodes)
@@ -151,7 +151,7 @@ def kubernetes(
 
 @app.command("containerfile")
 def containerfile() -> None:
-    """Print the Containerfile that makes an image from an offline bundle; every bundle holds it."""
+    """Print the Containerfile of the image. It makes one from an offline bundle; every bundle holds it."""
     print(containerfile_text(), end="")
 
 

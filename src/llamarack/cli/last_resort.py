@@ -16,7 +16,7 @@ from pathlib import Path
 import orjson
 
 from llamarack.errors import HardwareError, LlamarackError, UsageError
-from llamarack.paths import faults_dir, make_private
+from llamarack.paths import faults_dir, make_private, state_dir
 from llamarack.version import __version__
 
 VARIABLE = "LLAMARACK_TRACEBACK"
@@ -60,7 +60,10 @@ def _refused(error: OSError) -> LlamarackError | None:
     path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
     where = f"`{path}`: " if path else ""
     if number in _OF_THE_MACHINE:
-        return HardwareError(f"{where}{reason}", hint=_OF_THE_MACHINE[number])
+        hint = _OF_THE_MACHINE[number]
+        if path is None and number in (errno.ENOSPC, errno.EDQUOT):  # of a write: which file, the system does not say
+            hint = f"df -h {state_dir()} . shows which disk; LLAMARACK_STATE_DIR=/a/larger/disk names another"
+        return HardwareError(f"{where}{reason}", hint=hint)
     if path is None or number not in _OF_THE_PATH:
         return None
     folder = path.absolute().parent

@@ -29,7 +29,7 @@ def node(
     state: Annotated[Path | None, typer.Option("--state-dir", help="Folder for state.")] = None,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and start nothing.")] = False,
 ) -> None:
-    """Run this machine's part of a model that spans several machines; node 0 serves it."""
+    """Run this machine's part of a model over several machines. Node 0 serves it."""
     deployment = config.load(file).deployment
     spread = named_spread(deployment, model)
     if node_rank >= spread.nodes:

@@ -46,7 +46,7 @@ def reload(
     abort: Annotated[bool, typer.Option("--abort", help="Bring a change that runs back to where it began.")] = False,
     state_dir: StateDir = None,
 ) -> None:
-    """Change a running rack to its edited file: new replicas warm up before old ones go, and a failure goes back.
+    """Change a running rack to its edited file. New replicas warm up before old ones go, and a failure goes back.
 
     Exit codes: 0 done or nothing to do, 2 refused, 4 no room, 5 a new replica did not become ready, 6 the trial was
     lost, 7 the trial saw too little; from 4 on everything serves as before.

@@ -27,7 +27,7 @@ _RECORDS = {
 def schema(
     record: Annotated[str, typer.Option(help=f"Which record: {', '.join(_RECORDS)}.")] = "deployment",
 ) -> None:
-    """Print a JSON schema: of the deployment file, for editors and CI, or of a record."""
+    """Print the JSON schema of the deployment file or of a record. For editors and CI."""
     if record not in _RECORDS:
         raise UsageError(f"`--record {record}` is none of {', '.join(_RECORDS)}", hint="--record event")
     print_json(orjson.dumps(import_module(_RECORDS[record]).json_schema(), option=orjson.OPT_INDENT_2))

@@ -29,7 +29,7 @@ def serve(
         LogFormat | None, typer.Option(help="Of events and the gateway's log; default: LLAMARACK_LOG_FORMAT or text.")
     ] = None,
 ) -> None:
-    """Start the models of a deployment file, or one model, behind an OpenAI-compatible endpoint."""
+    """Serve the models of a deployment file, or one model. Behind one OpenAI-compatible endpoint."""
     raise typer.Exit(
         serve_target(target, host=host, port=port, rack=rack, state_dir=state_dir, detach=detach, log_format=log_format)
     )

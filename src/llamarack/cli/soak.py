@@ -42,7 +42,7 @@ def soak(
     json: Annotated[bool, typer.Option("--json", help="print the record")] = False,
     state_dir: StateDir = None,
 ) -> None:
-    """Load a server steadily and judge it: GO (0), NO-GO (6), INCONCLUSIVE (7).
+    """Load a server for hours and judge it. GO (0), NO-GO (6), INCONCLUSIVE (7).
 
     A FILE is served for the time unless it is running already; its memory is then watched as well.
     """

@@ -23,7 +23,8 @@ def support(
     mask_names: Annotated[bool, typer.Option("--mask-names", help="Mask user, host and home folder as well.")] = False,
     state_dir: StateDir = None,
 ) -> None:
-    """Collect check, plan, status, journal, log tails and versions; keys, tokens and prompts are masked."""
+    """Collect what helps to find a fault, masked. Check, plan, status, journal, log tails and versions, without keys,
+    tokens and prompts."""
     if file is not None and not file.is_file():
         raise UsageError(f"`{file}` is not a file", hint="llamarack support -o support.tar.gz rack.yaml")
     folder = state_folder(state_dir) / "racks"

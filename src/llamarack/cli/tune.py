@@ -104,7 +104,7 @@ def tune_command(start: StartRack) -> Callable[..., None]:
         folder: Annotated[Path | None, typer.Option(help="new folder for the records")] = None,
         json: Annotated[bool, typer.Option("--json", help="print the result record")] = False,
     ) -> None:
-        """Find the settings with the most goodput; exit code 7 when nothing could be measured.
+        """Find the settings with the most goodput. Exit code 7 when nothing could be measured.
 
         Each setting is started, loaded and stopped. FILE is never changed.
         """

@@ -35,6 +35,7 @@ from llamarack.judge.verify_result import Bounds, Verdict, VerifyResult
 from llamarack.judge.weights import compare_files
 from llamarack.measure.client import Client
 from llamarack.measure.prompts import load_questions
+from llamarack.measure.result import make_run_folder
 from llamarack.measure.server import model_name
 from llamarack.report.verify import print_verify, write_verify_report
 
@@ -62,7 +63,7 @@ def verify(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="new folder: both runs, result, report")] = None,
     json: Annotated[bool, typer.Option("--json", help="print the result record")] = False,
 ) -> None:
-    """Compare what two deployments answer; exit code 0 for SAME and ROUNDING, 6 for DRIFT and BROKEN."""
+    """Compare what two deployments answer. Exit code 0 for SAME and ROUNDING, 6 for DRIFT and BROKEN."""
     if method not in METHODS:
         raise UsageError(f"`--method {method}` is none of {', '.join(METHODS)}", hint="--method steps")
     if candidate is None and output is None:
@@ -245,8 +246,4 @@ def _new_folder(folder: Path | None) -> Path | None:
         return None
     if any((folder / name).exists() for name in (REFERENCE_NAME, CANDIDATE_NAME)):
         raise UsageError(f"`-o {folder}` holds a run already", hint="-o with a new folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"`-o {folder}`: {error.strerror}", hint="-o DIR that can be written") from error
-    return folder
+    return make_run_folder(folder)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import platform
 import time
@@ -23,6 +25,7 @@ from llamarack.version import __version__
 SCHEMA_VERSION = 1
 RECORDS_NAME = "requests.jsonl"
 RESULT_NAME = "result.json"
+REPORT_NAME = "report.html"  # of bench, tune, soak, verify, compare and acceptance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,10 +156,24 @@ def new_folder(folder: Path | None, *, kind: str = "bench", marker: str = RECORD
     folder of this moment's name.
     """
     folder = folder or Path(time.strftime(f"{kind}-%Y%m%d-%H%M%S", time.gmtime()))
+    if (folder / marker).exists():
+        raise UsageError(f"`-o {folder}` holds a run already", hint="-o with a new folder")
+    return make_run_folder(folder)
+
+
+def make_run_folder(folder: Path) -> Path:
+    """With those above it. One that is still empty when this program ends goes with it: what was refused, or had
+    nothing to talk to, leaves no trace. Raises UsageError, also for one that holds the report of another command."""
+    if (folder / REPORT_NAME).exists():
+        raise UsageError(f"`-o {folder}` holds a report already", hint="-o with a new folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"`{folder}`: {error.strerror}", hint="-o DIR that can be written") from error
-    if (folder / marker).exists():
-        raise UsageError(f"`-o {folder}` holds a run already", hint="-o with a new folder")
+        raise UsageError(f"`-o {folder}`: {error.strerror}", hint="-o DIR that can be written") from error
+    atexit.register(_drop_if_empty, folder.absolute())
     return folder
+
+
+def _drop_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # which is what a folder with something in it gives
+        folder.rmdir()

@@ -81,8 +81,10 @@ def write_support(path: Path, asked: Asked, tell: Callable[[str], None]) -> Mask
     )
     collected.parts["README.txt"] = _README.encode()
     _require_clean(collected.parts, mask)
+    is_ours = False
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        is_ours = True
         with open(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
             for name, data in sorted(collected.parts.items()):
                 entry = tarfile.TarInfo(f"llamarack-support/{name}")
@@ -91,6 +93,8 @@ def write_support(path: Path, asked: Asked, tell: Callable[[str], None]) -> Mask
     except FileExistsError:
         raise UsageError(f"`-o {path}` is there already", hint=f"-o {path.with_name('2-' + path.name)}") from None
     except OSError as error:
+        if is_ours:
+            path.unlink(missing_ok=True)  # half an archive, in the way of the next
         raise UsageError(f"`-o {path}` cannot be written: {error.strerror}", hint="-o /tmp/support.tar.gz") from error
     return mask
 
