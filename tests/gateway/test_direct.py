@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +303,49 @@ async def test_stream_that_comes_in_one_piece_is_whole_by_either_way(monkeypatch
             assert answer.body == _EVENT * 3 + _DONE
             assert len(made.by_task) == 1  # the first alone, which opened the connection
             assert made.count("requests") == number + 1
+
+
+@pytest.mark.parametrize("is_warm", [True, False])
+async def test_what_the_next_engine_streams_is_not_held_back(monkeypatch: pytest.MonkeyPatch, is_warm: bool) -> None:
+    """The first says at once that it is dead; the head of the stream has gone out, and the next one takes its time."""
+    may_end = asyncio.Event()
+    dead = _chunk(b'data: {"error":{"message":"EngineCore encountered an issue"}}\n\n') + b"0\r\n\r\n"
+
+    async def script(number: int, writer: asyncio.StreamWriter) -> None:
+        if not number and is_warm:
+            writer.write(_STREAM_HEAD + _chunk(_EVENT + _DONE) + b"0\r\n\r\n")
+        elif not asked:
+            asked.append(number)
+            writer.write(_STREAM_HEAD + dead)
+        else:
+            raise AssertionError("the dead one was asked again")
+
+    async def other(number: int, writer: asyncio.StreamWriter) -> None:
+        writer.write(_STREAM_HEAD + _chunk(_EVENT))
+        await writer.drain()
+        await may_end.wait()
+        writer.write(_chunk(_DONE) + b"0\r\n\r\n")
+
+    asked: list[int] = []
+    async with scripted(script) as first, scripted(other) as second:
+        assert second.endpoint is not None
+        rows = [first, replace(second, id="s-1", endpoint=replace(second.endpoint, key="k1"), slots=0)]
+        async with rig([first], monkeypatch) as made, connect(made.address) as client:
+            if is_warm:
+                assert (await client.post(CHAT, chat(stream=True))).status == 200
+            rows[1] = replace(rows[1], slots=4)
+            made.admission.apply(replace(made.admission.table, version=2, replicas=tuple(rows)))
+            for _ in range(2):  # one of the two goes to the first
+                await client.send(post_bytes(CHAT, chat(stream=True)))
+                assert (await client.head())[0] == 200
+                chunks = client.chunks()
+                assert await anext(chunks) == _EVENT
+                may_end.set()
+                assert [chunk async for chunk in chunks] == [_DONE]
+                may_end.clear()
+                if asked:
+                    break
+            assert asked
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamarack.gateway.exchange import Exchange, Head, OpenExchange
@@ -24,6 +24,8 @@ class _Transport(asyncio.Transport):
         self.closed = False
 
     def write(self, data: Any) -> None: ...
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
 
     def is_closing(self) -> bool:
         return self.closed
@@ -67,6 +69,7 @@ _LENGTH_LINE = st.sampled_from(
 _END = st.sampled_from(["\r\n", "\r\n", "\r\n", "\n"])
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(_NAMES, _VALUES, _END), max_size=4), st.integers(0, 4), _LENGTH_LINE, _END, st.integers(1, 12),
     st.integers(0, 12), st.sampled_from(["HTTP/1.1", "HTTP/1.0"]),

@@ -98,10 +98,13 @@ class Direct:
         assert begun is not None
         assert begun.client is not None
         if begun.passage is None:
+            self._exchange.hold()  # the head goes with the first events, if they are here
             begun.client.commit()
             begun.passage = Passage(begun.running, begun.client)
             self._exchange.on_flow = reply.pause
             reply.pass_to(begun.passage.take)
+            if not reply.is_done:
+                self._exchange.let_go()
         if self._is_over or not reply.is_done:
             return
         events = begun.passage.events
@@ -132,6 +135,7 @@ class Direct:
         self._call.end_without_task = None
         if begun is not None and begun.reply is not None:
             begun.reply.listener = None
+        self._exchange.let_go()
 
         async def rest(_: Exchange) -> None:
             self._exchange.on_left = None

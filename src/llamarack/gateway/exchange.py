@@ -16,7 +16,8 @@ MAX_HEAD_BYTES = 32 * 1024
 
 class Head:
     """What the head of a request says; names of headers in lower case. Requests with the same head share one, where the
-    server remembers it (`heads`); `kept` lives as long: the handler's own place for what follows from a head alone."""
+    server remembers it (`heads`): its Content-Length is then that of the first. `kept` lives as long: the handler's own
+    place for what follows from a head alone."""
 
     __slots__ = ("headers", "is_chunkable", "keeps_alive", "kept", "method", "path", "target")
 
@@ -65,6 +66,11 @@ class Exchange(Protocol):
         """One chunk of a begun answer, in one piece."""
 
     def end(self) -> None: ...
+
+    def hold(self) -> None:
+        """What is written from here on may wait for the next `let_go` or `end`, to go out in one piece."""
+
+    def let_go(self) -> None: ...
 
     def abort(self) -> None:
         """Breaks the connection, so that a begun answer is not taken for a whole one."""

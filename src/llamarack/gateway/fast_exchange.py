@@ -43,6 +43,7 @@ class FastExchange:
     _parts: list[bytes] | None = None  # of a body that comes in several pieces
     _fault: LlamarackError | None = None
     _news: asyncio.Future[None] | None = None
+    _held: list[bytes] | None = None
 
     def __init__(self, connection: Wire, head: Head, length_bytes: int | None) -> None:
         self.head = head
@@ -130,15 +131,36 @@ class FastExchange:
         if not self.head.is_chunkable:
             self.closing = True
             framing = ""
-        self._connection.write(head_bytes(status, headers, framing + self._connection_line()))
+        self._put(head_bytes(status, headers, framing + self._connection_line()))
 
     def write(self, data: bytes) -> None:
-        self._connection.write(b"%x\r\n%b\r\n" % (len(data), data) if self.head.is_chunkable else data)
+        if self.head.is_chunkable:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if self._held is None:
+            self._connection.write(data)
+        else:
+            self._held.append(data)
 
     def end(self) -> None:
         if self.head.is_chunkable:
-            self._connection.write(b"0\r\n\r\n")
+            self._put(b"0\r\n\r\n")
+        self.let_go()
         self.is_ended = True
+
+    def hold(self) -> None:
+        if self._held is None:
+            self._held = []
+
+    def let_go(self) -> None:
+        held, self._held = self._held, None
+        if held:
+            self._connection.write(b"".join(held))
+
+    def _put(self, data: bytes) -> None:
+        if self._held is None:
+            self._connection.write(data)
+        else:
+            self._held.append(data)
 
     def abort(self) -> None:
         self._connection.abort()

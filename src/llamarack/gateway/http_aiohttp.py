@@ -79,6 +79,12 @@ class AiohttpExchange:
     def end(self) -> None:
         self._put(None)
 
+    def hold(self) -> None:
+        pass  # its writer gathers what there is
+
+    def let_go(self) -> None:
+        pass
+
     def abort(self) -> None:
         if self._request.transport is not None:
             self._request.transport.abort()

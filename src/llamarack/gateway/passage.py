@@ -11,7 +11,7 @@ from llamarack.gateway.stream import ResponsesFilter, StreamFilter
 
 
 class Passage:
-    __slots__ = ("_call", "_client", "_running", "_write", "events")
+    __slots__ = ("_call", "_client", "_exchange", "_running", "_write", "events")
 
     def __init__(self, running: Running, client: ClientStream) -> None:
         call = running.call
@@ -24,6 +24,7 @@ class Passage:
         self._call = call
         self._running = running
         self._client = client
+        self._exchange = call.exchange
         self._write = call.exchange.write
 
     def take(self, chunk: bytes) -> bool:
@@ -32,10 +33,13 @@ class Passage:
         data = events.feed(chunk)
         now = self._running.progress_monotonic_s = time.monotonic()
         client.passed_events = events.state.passed_events
+        over = events.over()
+        if over:
+            self._exchange.hold()  # its end goes with it
         if data:
             call.last_event_s = now - call.arrived_monotonic_s
             if call.first_event_s is None:
                 call.first_event_s = call.last_event_s
             client.last_write_monotonic_s = now
             self._write(data)
-        return events.over()
+        return over

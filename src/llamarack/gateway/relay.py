@@ -282,6 +282,7 @@ class Relay:
             raise EngineBroke("it sends no event boundary") from error
         finally:
             exchange.on_flow = None
+            exchange.let_go()  # where another engine goes on
             reply.close()  # an engine notices the closed connection and frees the slot
 
     async def _reply(self, call: Call, running: Running, body: bytes, begun: Begun | None) -> EngineReply:
