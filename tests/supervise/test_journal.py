@@ -1,6 +1,7 @@
 """The journal: one JSON object a line that fits its schema, rotated, followed, and never in the way of the service."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import pytest
 
 from llamarack.supervise import journal as journal_module
 from llamarack.supervise.admin import follow
-from llamarack.supervise.journal import Journal, json_schema, read_entries
+from llamarack.supervise.journal import Entry, Journal, json_schema, read_entries
 from tests.supervise.asking import stream_once
 from tests.supervise.conftest import DEADLINE_S, running_rack, until_http_ready
 from tests.supervise.faults import Fault
@@ -52,6 +53,30 @@ def test_unwritable_file_is_told_once_and_once_more_when_it_is_written_again(tmp
     assert shown == ["one", "journal_unwritable", "two", "three", "journal_writable"]
     assert [entry.kind for entry in read_entries(path, 9)] == ["three", "journal_writable"]
     assert journal.lost == 3
+
+
+@pytest.mark.fault(
+    "terminal of serve closed, or the reader of its log gone", "serves on; what nobody reads is no longer shown"
+)
+def test_output_that_is_gone_is_dropped_and_one_that_is_full_is_tried_again(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "events.jsonl")
+    asked: list[str] = []
+
+    def fails(name: str, error: BaseException) -> None:
+        def callback(entry: Entry) -> None:
+            asked.append(name)
+            raise error
+
+        journal.on_entry.append(callback)
+
+    fails("pipe", BrokenPipeError(errno.EPIPE, "Broken pipe"))
+    fails("terminal", OSError(errno.EIO, "Input/output error"))
+    fails("rich", SystemExit(1))
+    fails("full", OSError(errno.ENOSPC, "No space left on device"))
+    journal.on_entry.append(lambda entry: asked.append("sound"))
+    journal.note("one", "1")
+    journal.note("two", "2")
+    assert asked == ["pipe", "terminal", "rich", "full", "sound", "full", "sound"]
 
 
 @pytest.mark.fault("disk full", "serves on; told once, and once more with what was lost")

@@ -41,7 +41,10 @@ def serve_demo(
             name = supervisor.deployment.models[0].name
             answer = await ask_once(f"http://127.0.0.1:{supervisor.gateways.port}", name, prompt)
             answers.append(answer)
-            _print_answer(prompt, answer)
+            try:
+                _print_answer(prompt, answer)
+            except (OSError, SystemExit):  # nobody reads it: `demo --once` has done its work, `demo` serves on
+                return not once
             if not once:
                 print_invitation(supervisor, command="Ctrl-C stops it; llamarack status --rack demo shows it")
         return not once and all_ready

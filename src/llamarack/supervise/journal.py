@@ -5,6 +5,7 @@ A full or unwritable disk costs lines in the file, never the service; the loss i
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections import deque
@@ -17,6 +18,7 @@ import orjson
 
 SCHEMA_VERSION = 1
 _MAX_BYTES = 8 * 1024**2
+_PASSING = (errno.ENOSPC, errno.EDQUOT)  # a disk that is full now may not be later
 _KEPT_IN_MEMORY = 500
 
 
@@ -34,7 +36,8 @@ class Entry:
 
 
 class Journal:
-    """`on_entry` callbacks see every entry once, after it was written."""
+    """`on_entry` callbacks see every entry once, after it was written. A closed terminal, the end of a `| tee` or a
+    full disk under a log does not end what is served: one whose output is gone for good is dropped."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -59,7 +62,11 @@ class Journal:
         self.recent.append(entry)
         why = self._append(entry)
         for callback in [*self.on_entry]:
-            callback(entry)
+            try:
+                callback(entry)
+            except (OSError, SystemExit) as error:  # the second is rich's own answer to a broken pipe
+                if getattr(error, "errno", None) not in _PASSING:
+                    self.on_entry.remove(callback)
         if why is not None:
             self.lost += 1
         if (why is not None) != self._is_unwritable:

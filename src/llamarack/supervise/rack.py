@@ -17,7 +17,8 @@ from llamarack.supervise.preparing import prepare, remembered_specs
 from llamarack.supervise.state import State
 from llamarack.supervise.supervisor import Source, Supervisor
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# SIGHUP: the terminal was closed, or the connection to it lost.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 async def run_rack(
@@ -28,10 +29,10 @@ async def run_rack(
     once_settled: Callable[[Supervisor, bool], Awaitable[bool]],
     source: Source | None = None,
 ) -> signal.Signals | None:
-    """Serves until SIGINT, SIGTERM or `stop`; a second signal ends the drain early. Returns the first signal.
+    """Serves until SIGINT, SIGTERM, SIGHUP or `stop`; a second signal ends the drain early. Returns the first signal.
 
     `source`: what `reload` reads again. `once_settled(supervisor, all_ready)` runs when every replica is ready or
-    failed; returning False ends the rack.
+    failed; returning False ends the rack, an output that is gone does not. SIGHUP is left alone under `nohup`.
     Raises ConfigError, ModelError, HardwareError, DoesNotFit before anything is started, EngineError when no start
     worked.
     """
@@ -58,7 +59,10 @@ async def run_supervisor(
         supervisor.ask_stop()
 
     loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
+    numbers = [
+        number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP
+    ]
+    for number in numbers:
         loop.add_signal_handler(number, take, number)
     admin = AdminServer(supervisor)
     notifier = take_notifier(os.environ)
@@ -79,7 +83,7 @@ async def run_supervisor(
         if settling is not None:
             settling.cancel()
             await asyncio.gather(settling, return_exceptions=True)
-        for number in _SIGNALS:
+        for number in numbers:
             loop.remove_signal_handler(number)
     return received[0] if received else None
 
@@ -100,5 +104,9 @@ async def _when_settled(
     await asyncio.to_thread(standby.end)  # what was begun for a rack that was taken back, or for another engine
     if any(replica.state is State.READY for replica in supervisor.replicas):
         notifier.ready()
-    if not await once_settled(supervisor, all_ready):
+    try:
+        goes_on = await once_settled(supervisor, all_ready)
+    except (OSError, SystemExit):  # who would have read it is gone; the second is rich's own answer to a broken pipe
+        goes_on = True
+    if not goes_on:
         supervisor.ask_stop()
