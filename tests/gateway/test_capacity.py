@@ -43,6 +43,27 @@ def test_room_is_never_above_the_slots_nor_above_the_pool(
         assert tokens + wanted <= limit
 
 
+def test_half_a_page_of_each_sequence_holds_nothing() -> None:
+    """Ten of 100 tokens fit a cache of 1,000; in pages of 128 each takes 164 on average."""
+    one = Held(slots=1, tokens=100)
+
+    def most(page_tokens: int) -> int:
+        pool, held = Pool(kv_tokens=1000, page_tokens=page_tokens), Held()
+        while has_room(row(99), held, one, pool):
+            held = held.plus(one)
+        return held.slots
+
+    assert (most(1), most(16), most(128)) == (10, 9, 6)
+    told = KvUse(kv_tokens=640, used_fraction=0.5, preemptions=3, waiting=0, page_tokens=16)
+    known = corrected(None, told, turned_away=False)
+    assert known is not None
+    assert known.page_tokens == 16
+    silent = KvUse(kv_tokens=None, used_fraction=0.5, preemptions=3, waiting=0)
+    again = corrected(known, silent, turned_away=False)
+    assert again is not None
+    assert again.page_tokens == 16
+
+
 @given(st.lists(st.tuples(USE, st.booleans()), max_size=60))
 def test_overcommit_stays_bounded_and_never_grows_on_a_preemption(looks: list[tuple[KvUse, bool]]) -> None:
     pool: Pool | None = Pool(kv_tokens=1000)
@@ -114,5 +135,6 @@ vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
 vllm:num_preemptions_total{engine="0",model_name="m"} 3.0
 vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
 """
-    assert Vllm().kv_use(text) == KvUse(kv_tokens=1600, used_fraction=0.25, preemptions=3, waiting=2)
+    use = KvUse(kv_tokens=1600, used_fraction=0.25, preemptions=3, waiting=2, page_tokens=16)
+    assert Vllm().kv_use(text) == use
     assert Vllm().kv_use("llamacpp:requests_processing 1\n") is None

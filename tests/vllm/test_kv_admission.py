@@ -151,6 +151,6 @@ async def test_admission_keeps_preemption_rare_and_the_cache_full(
             within = await load(session, f"{gateway.url}/v1/chat/completions", row.endpoint)
     print(json.dumps({"without": without, "first": first, "with": within}))
     assert without["preemptions"] >= 3, "the cache is too large to show anything"
-    assert first["preemptions"] <= without["preemptions"] / 4
-    assert within["preemptions"] <= without["preemptions"] / 4
-    assert within["cache_used_median"] >= 0.5
+    assert first["preemptions"] < without["preemptions"] / 2
+    assert within["preemptions"] < without["preemptions"] / 2
+    assert within["cache_used_median"] >= 0.4  # of what is reserved, sequences fill some two thirds as they grow

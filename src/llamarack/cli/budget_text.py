@@ -38,9 +38,11 @@ def _on_several(rows: Sequence[Row], names: Sequence[str], load: Load) -> Table:
 
 
 def _on_several_narrow(rows: Sequence[Row], names: Sequence[str]) -> Table:
-    table = plain_table("model", "file", "engine", "at most", *names, right=frozenset({"at most", *names}))
+    sets = [name.replace(" x", "\nx") for name in names]  # two lines of heading, else 80 columns are too few
+    table = plain_table("model", "file", "engine", "at most", *sets, right=frozenset({"at most", *sets}))
     for row in rows:
-        table.add_row(row.model, row.quantization, row.engine, format_bytes(row.total_high_bytes), *row.verdicts)
+        size = row.model.removeprefix("LLaMA-2-")
+        table.add_row(size, row.quantization, row.engine, format_bytes(row.total_high_bytes), *row.verdicts)
     return table
 
 

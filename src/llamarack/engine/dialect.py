@@ -42,12 +42,13 @@ class Counters:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvUse:
     """A pool of KV cache that sequences share, as its engine tells it now. `preemptions`: since its start; `waiting`:
-    in the engine's own queue. `None`: it does not say."""
+    in the engine's own queue; `page_tokens`: what a sequence takes at once. `None`: it does not say."""
 
     kv_tokens: int | None
     used_fraction: float | None
     preemptions: int | None
     waiting: int | None
+    page_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

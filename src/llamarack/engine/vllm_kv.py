@@ -16,13 +16,15 @@ def kv_use(metrics_text: str) -> KvUse | None:
     """Sums over the engines of one server but for the fraction, whose highest counts. None without any of it."""
     values: dict[str, list[float]] = {}
     kv_tokens: int | None = None
+    page_tokens: int | None = None
     for line in metrics_text.splitlines():
         if not line.startswith("vllm:"):
             continue
         if line.startswith("vllm:cache_config_info{"):
             labels = dict(_LABEL.findall(line))
             if len(labels) == 2:
-                kv_tokens = (kv_tokens or 0) + int(labels["block_size"]) * int(labels["num_gpu_blocks"])
+                page_tokens = int(labels["block_size"])
+                kv_tokens = (kv_tokens or 0) + page_tokens * int(labels["num_gpu_blocks"])
             continue
         name, _, value = line.rpartition(" ")
         if (number := number_of(value)) is not None:
@@ -36,6 +38,7 @@ def kv_use(metrics_text: str) -> KvUse | None:
         return None
     return KvUse(
         kv_tokens=kv_tokens,
+        page_tokens=page_tokens,
         used_fraction=max(used) if used else None,
         preemptions=int(sum(preemptions)) if preemptions else None,
         waiting=int(sum(waiting)) if waiting else None,
