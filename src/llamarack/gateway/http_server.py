@@ -105,9 +105,6 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._server.connections.add(self)
-        if transport.get_extra_info("sslcontext") is None:
-            # uvloop would else write at the end of its turn, after all other streams' events.
-            self._transport.set_write_buffer_limits(high=0)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._server.connections.discard(self)

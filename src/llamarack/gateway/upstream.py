@@ -206,7 +206,6 @@ class EngineReply(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
-        self._transport.set_write_buffer_limits(high=0)  # at once, and not after this turn's other events
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
