@@ -1,6 +1,7 @@
 """`llamarack plan` from the outside: what it prints, writes and exits with."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,14 @@ def test_explain_shows_formulas_refused_ways_and_the_sum(files):
     assert "every matrix cut 2 ways" in text
     assert "= 21.9 GiB, at most" in text
     assert "40 heads do not divide by 3" in run(files["13b"], "--gpus", "RTX 4090 x3", "--explain").stdout
+
+
+def test_model_of_another_architecture_is_planned_with_a_word_about_it(files, tmp_path):
+    folder = shutil.copytree(files["13b"], tmp_path / "mamba", symlinks=True)
+    config_file = folder / "config.json"
+    config_file.write_text(config_file.read_text().replace('"llama"', '"mamba"'))
+    assert "architecture `mamba`" in run(folder, "--gpus", "A100-80").stdout
+    assert "architecture" not in run(files["13b"], "--gpus", "A100-80").stdout
 
 
 def test_budget_table_has_three_sizes_and_three_precisions():

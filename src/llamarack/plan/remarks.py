@@ -15,6 +15,8 @@ from llamarack.plan.speed import lengths
 from llamarack.units import GIB, format_bytes, format_count, format_duration, format_rate
 
 _FEW, _MANY = 1, 64  # concurrencies at which engines are compared
+# Decoders whose tensors and KV cache are those of LLaMA: `general.architecture` and `model_type`.
+_SAME_SHAPE = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _COARSER_GGUF = ("Q8_0", "Q4_K_M")
 _COARSER_SAFETENSORS = ("int8", "gptq")
 
@@ -40,6 +42,13 @@ def remarks(question: Question, ranked: tuple[Candidate, ...]) -> tuple[str, ...
     smallest = smallest_cards(question, (1,)) if question.machine.cards else None
     if smallest is not None:
         notes.append(f"the smallest single card that carries this load: {smallest}")
+    architecture = question.shapes[0].spec.architecture
+    if architecture not in _SAME_SHAPE:
+        notes.insert(
+            0,
+            f"architecture `{architecture}`: memory and speed are LLaMA's formulas with its sizes, not held against a "
+            "run, and the engine may not know it",
+        )
     if best.predicted.tokens_per_s is None:
         notes.append("no speed: bandwidth or arithmetic of this device is not known here")
     return (*notes, *_faster_but_later(question, ranked), *_copies_or_cuts(best, ranked), *_by_load(question))
