@@ -11,6 +11,8 @@ import jsonschema
 import pytest
 import yaml
 
+from llamarack.cli import console
+from llamarack.errors import ConfigError
 from llamarack.version import __version__
 
 pytestmark = pytest.mark.process
@@ -139,16 +141,35 @@ def test_bare_command_prints_its_help(tmp_path: Path) -> None:
     assert "error" not in done.stderr
 
 
-def test_detached_rack_whose_start_fails_is_exit_5_with_the_cause_and_never_ready(tmp_path: Path) -> None:
+def test_detached_rack_whose_start_fails_ends_as_it_would_have_and_is_never_ready(tmp_path: Path) -> None:
     from tests.tiny_model import write_tiny_llama
 
     write_tiny_llama(tmp_path / "x.gguf")
     limits = "limits: {context_tokens: 256, sequences: 1}"
     text = f"models: [{{name: a, path: x.gguf, {limits}, engine_args: {{n_foo: 1}}}}]\ngateway: {{port: 0}}"
     done = _run(tmp_path, "serve", str(_file(tmp_path, text)), "--detach")
-    assert done.returncode == 5
+    assert done.returncode == ConfigError.exit_code
     assert "engine_args.n_foo is no option of this llama.cpp" in done.stderr
+    assert done.stderr.count("error:") == done.stderr.count("hint:") == 1
     assert "ready  http" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "path", "shown"),
+    [
+        (".venv/bin/llamarack", "/nowhere", ".venv/bin/llamarack status --rack demo"),
+        ("/x/bin/llamarack", None, "llamarack status --rack demo"),
+        ("/x/llamarack/__main__.py", "/nowhere", "llamarack status --rack demo"),
+    ],
+)
+def test_hints_can_be_typed_where_the_environment_is_not_activated(
+    program: str, path: str | None, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "llamarack").touch(mode=0o755)
+    monkeypatch.setattr("sys.argv", [program, "status"])
+    monkeypatch.setenv("PATH", path or str(tmp_path))
+    assert console.typed("llamarack status --rack demo") == shown
+    assert console.typed("ls -la") == "ls -la"
 
 
 def test_command_that_ends_does_not_look_through_its_modules_again() -> None:

@@ -39,6 +39,17 @@ def __getattr__(name: str) -> Console:
     return _console(name)
 
 
+def typed(command: str) -> str:
+    """A command line of ours as it can be typed here: an environment that is not activated has it by its path only."""
+    program = sys.argv[0]
+    name, _, rest = command.partition(" ")
+    if name != "llamarack" or os.path.basename(program) != name:
+        return command
+    from shutil import which
+
+    return command if which(name) else f"{program} {rest}".rstrip()
+
+
 def print_error(error: LlamarackError) -> None:
     """The reason of an end; an object like the events where those are objects."""
     if os.environ.get(FORMAT_VARIABLE) == LogFormat.JSON:
@@ -50,7 +61,7 @@ def print_error(error: LlamarackError) -> None:
 
     _console("people").print(f"[bold red]error[/]: {escape(error.message)}")
     if error.hint:
-        _console("people").print(f"\n[cyan]hint[/]: {escape(error.hint)}")
+        _console("people").print(f"\n[cyan]hint[/]: {escape(typed(error.hint))}")
 
 
 def log_entry(entry: Entry) -> None:

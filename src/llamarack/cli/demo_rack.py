@@ -46,7 +46,7 @@ def serve_demo(
             except (OSError, SystemExit):  # nobody reads it: `demo --once` has done its work, `demo` serves on
                 return not once
             if not once:
-                print_invitation(supervisor, command="Ctrl-C stops it; llamarack status --rack demo shows it")
+                print_invitation(supervisor, rack=f" --rack {rack}")
         return not once and all_ready
 
     number = asyncio.run(

@@ -48,8 +48,7 @@ def serve_target(
     deployment = load_target(target, host=host, port=port)
     paths = rack_paths(rack or rack_name(target), state_dir)
     if detach:
-        _detach(paths)
-        return 0
+        return _detach(paths)
     source = Source(path=target.absolute(), host=host, port=port)
     number = asyncio.run(
         run_rack(deployment, paths, on_entry=console.log_entry, once_settled=_tell_ready, source=source)
@@ -96,8 +95,8 @@ async def _tell_ready(supervisor: Supervisor, all_ready: bool) -> bool:
     return True
 
 
-def print_invitation(supervisor: Supervisor, *, command: str | None = None) -> None:
-    """Where it is and a line to copy."""
+def print_invitation(supervisor: Supervisor, *, rack: str = "") -> None:
+    """Where it is and a line to copy. `rack`: the option that names it, where that is needed."""
     from rich.markup import escape
 
     gateway = supervisor.gateways
@@ -116,13 +115,12 @@ def print_invitation(supervisor: Supervisor, *, command: str | None = None) -> N
     }
     line = f"  curl {url}/chat/completions -H 'Content-Type: application/json'{key} \\\n    -d '{json.dumps(body)}'\n"
     console.people.print(escape(line))
-    console.people.print(f"[dim]{command or 'Ctrl-C stops it; llamarack status shows it'}[/]")
+    console.people.print(f"[dim]Ctrl-C stops it; {console.typed(f'llamarack status{rack}')} shows it[/]")
 
 
-def _detach(paths: RackPaths) -> None:
-    """Runs the same command in a session of its own; returns when every replica is ready or failed.
-
-    Raises EngineError with the output when the rack ends instead.
+def _detach(paths: RackPaths) -> int:
+    """Runs the same command in a session of its own, until every replica is ready or failed; where the rack ends
+    instead, it speaks for itself. Returns the exit code.
     """
     from rich.markup import escape
 
@@ -156,10 +154,12 @@ def _detach(paths: RackPaths) -> None:
                 console.people.print(
                     f"[yellow]{len(states) - ready} of {len(states)} replicas failed[/]; llamarack status"
                 )
-            console.people.print(f"[dim]llamarack stop --rack {paths.name} ends it; its output is in {log}[/]")
-            return
-    text = log.read_text(errors="replace").strip()
-    raise EngineError(f"the rack ended with exit code {process.returncode}\n{text}", hint=f"read {log}")
+            console.people.print(
+                f"[dim]{console.typed('llamarack')} stop --rack {paths.name} ends it; its output is in {log}[/]"
+            )
+            return 0
+    print(log.read_text(errors="replace").strip(), file=sys.stderr)
+    return process.returncode if process.returncode > 0 else EngineError.exit_code
 
 
 def is_served(record: Mapping[str, Any]) -> bool:
