@@ -1,5 +1,6 @@
 """`llamarack keys`: limits are set, shown and taken away; what was used is printed."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from llamarack.cli.keys import app
 from llamarack.errors import ConfigError, UsageError
-from llamarack.gateway.keys import read_keys
+from llamarack.gateway.keys import KeyFile, read_keys, write_keys
 from llamarack.paths import rack_paths
 
 
@@ -19,6 +20,21 @@ def run(*words: str) -> Any:
     result = CliRunner().invoke(app, list(words), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result
+
+
+def test_full_disk_leaves_the_file_as_it_was_and_no_half_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys.yaml"
+    run("add", "app", "--file", str(file))
+    before = file.read_bytes()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("llamarack.gateway.keys.yaml.safe_dump", full)
+    with pytest.raises(OSError, match="No space"):
+        write_keys(file, KeyFile(keys=[]))
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("keys.yaml")] == ["keys.yaml"]
+    assert file.read_bytes() == before
 
 
 def test_limits_are_set_shown_and_taken_away(tmp_path: Path) -> None:

@@ -42,6 +42,15 @@ def test_stream_cut_anywhere_comes_out_byte_for_byte(cuts: list[int], hide: bool
     assert relay.state.passed_events == 3
 
 
+@given(st.lists(st.integers(0, 400)))
+def test_event_of_nothing_never_reaches_a_client(cuts: list[int]) -> None:
+    nothing = b"data: null\n\n"
+    stream = nothing + DELTAS + nothing + DONE
+    out, relay = run(stream, cuts=[min(cut, len(stream)) for cut in cuts])
+    assert out == DELTAS + DONE
+    assert relay.state.passed_events == 3
+
+
 @given(st.lists(st.integers(0, 400)), st.booleans())
 def test_usage_beside_the_finish_reason_gets_a_chunk_of_its_own_or_is_hidden(cuts: list[int], hide: bool) -> None:
     stream = chunk(" a") + chunk("", "length", usage=USAGE, timings={"predicted_n": 2}) + DONE

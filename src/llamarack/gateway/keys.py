@@ -66,9 +66,12 @@ def read_keys(path: Path) -> KeyFile:
 
 def write_keys(path: Path, content: KeyFile) -> None:
     fresh = path.with_name(path.name + ".new")
-    with open(fresh, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        yaml.safe_dump(content.model_dump(exclude_none=True), file, sort_keys=False)
-    os.replace(fresh, path)
+    try:
+        with open(fresh, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            yaml.safe_dump(content.model_dump(exclude_none=True), file, sort_keys=False)
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)  # a full disk leaves half of it
 
 
 def new_key() -> tuple[str, str]:

@@ -65,8 +65,9 @@ def kinds(machine: Machine) -> list[tuple[Card, ...]]:
 
 def _ways_of_kind(engine: str, cards: Sequence[Card], most_replicas: int) -> Iterator[Way]:
     for size in range(1, len(cards) + 1):
-        for count in range(min(len(cards) // size, most_replicas), 0, -1):
-            replicas = tuple(_neighbours(cards, size)[:count])
+        hands = _neighbours(cards, size)
+        for count in range(min(len(hands), most_replicas), 0, -1):
+            replicas = tuple(hands[:count])
             if engine == "vllm":
                 for tensor, pipeline in _factors(size):
                     yield Way(engine=engine, replicas=replicas, tensor_parallel=tensor, pipeline_parallel=pipeline)
