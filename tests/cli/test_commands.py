@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from llamarack.cli import console
-from llamarack.errors import ConfigError
+from llamarack.errors import StartFailed, UsageError
 from llamarack.version import __version__
 
 pytestmark = pytest.mark.process
@@ -148,10 +148,18 @@ def test_detached_rack_whose_start_fails_ends_as_it_would_have_and_is_never_read
     limits = "limits: {context_tokens: 256, sequences: 1}"
     text = f"models: [{{name: a, path: x.gguf, {limits}, engine_args: {{n_foo: 1}}}}]\ngateway: {{port: 0}}"
     done = _run(tmp_path, "serve", str(_file(tmp_path, text)), "--detach")
-    assert done.returncode == ConfigError.exit_code
+    assert done.returncode == StartFailed.exit_code
     assert "engine_args.n_foo is no option of this llama.cpp" in done.stderr
-    assert done.stderr.count("error:") == done.stderr.count("hint:") == 1
+    assert sum(line.startswith("error:") for line in done.stderr.splitlines()) == 1
     assert "ready  http" not in done.stderr
+
+
+def test_detached_rack_that_is_refused_ends_with_the_same_code_as_without_detach(tmp_path: Path) -> None:
+    words = ("serve", str(_file(tmp_path, "models: [{name: a, path: x.gguf}]")))
+    done, detached = _run(tmp_path, *words), _run(tmp_path, *words, "--detach")
+    assert done.returncode == detached.returncode == UsageError.exit_code
+    assert detached.stderr.count("error:") == 1
+    assert "x.gguf" in detached.stderr
 
 
 @pytest.mark.parametrize(
