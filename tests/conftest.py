@@ -29,10 +29,11 @@ def own_machine_state(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def interrupts_arrive() -> None:
-    """A shell starts what runs in its background with SIGINT ignored, and every child inherits that: the Ctrl-C that
-    tests send to commands would mean nothing."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """A shell starts what runs in its background with SIGINT ignored, nohup with SIGHUP, and every child inherits that:
+    the signals that tests send to commands would mean nothing."""
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,5 +1,6 @@
 """The installer as a server meets it: `sh install.sh` with a bare Python, from bundles of small wheels."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llamarack.ship.installer import program
+from llamarack.ship.installer import command_line, program
 from tests.ship.wheels import write_bundle
 
 pytestmark = pytest.mark.process
@@ -202,3 +203,23 @@ def test_what_still_runs_is_not_pulled_away(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert f"process {running.pid} runs from" in done.stderr
     assert _version(prefix) == "llamarack 1.0"
+
+
+def test_disk_that_fills_up_in_the_middle_of_a_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("llamarack.ship.installer.command_line.Bundle", fill)
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "install.sh"), "--prefix", str(tmp_path / "there")])
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    umask = os.umask(0o022)
+    try:
+        with pytest.raises(SystemExit) as end:
+            command_line.main()
+    finally:
+        os.umask(umask)
+    told = capsys.readouterr()
+    assert end.value.code == 3
+    assert f"`{tmp_path / 'there'}`: No space left on device" in told.out + told.err

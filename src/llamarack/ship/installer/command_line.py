@@ -68,7 +68,8 @@ def main() -> None:
         tell("interrupted; the version in use is as it was")
         sys.exit(130)
     except OSError as error:
-        tell(f"error: `{error.filename}`: {error.strerror}\nhint: check space and permissions there")
+        # A full disk is met in the middle of a file, whose name is then not told.
+        tell(f"error: `{error.filename or prefix.folder}`: {error.strerror}\nhint: check space and permissions there")
         sys.exit(3)
 
 
