@@ -13,7 +13,7 @@ DEVELOPMENT := $(VENV)/.installed-dev
 .PHONY: demo test check test-browser test-java test-node test-vllm test-native test-gpu proof-kills proof-reloads proof-fuzz proof-model-fuzz proof-embed-cycles proof-offline proof-chaos docs-faults references install install-dev clean
 
 demo: $(INSTALLED)
-	@$(BIN)/llamarack demo || [ $$? -eq 130 ] # Ctrl-C is its end, not a failure
+	@$(BIN)/llamarack demo
 
 # Files side by side, more of them than cores: most tests wait (docs/decisions/008). TEST_WORKERS=0 runs them in one.
 TEST_WORKERS ?= 4
