@@ -63,7 +63,8 @@ def test_demo_once_answers_and_leaves_nothing(tmp_path: Path) -> None:
     done = _command(tmp_path, "demo", "--once", "--prompt", "What is the capital of France?")
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout  # data on stdout, the rest for people
-    assert re.search(r"first token .* tokens/s .* tokens", done.stderr)
+    # A busy machine may bring all tokens in one piece: then nothing tells how fast they were made.
+    assert re.search(r"first token \S+ m?s · (\S+ tokens/s · )?8 tokens", done.stderr)
     assert not left_of(tmp_path)
     # The engine worker and the gateway worker were begun with the command, not after the plan.
     logs = rack_paths("demo", tmp_path).logs

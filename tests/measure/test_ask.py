@@ -1,13 +1,15 @@
 """The one question of `demo`: its answer is timed, and whatever else comes back is told."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 
 from llamarack.errors import EngineError
-from llamarack.measure.ask import ask_once
+from llamarack.measure.ask import _Seen, ask_once
 
 _WORD = b'data: {"choices": [{"delta": {"content": "%s"}}]}\n\n'
 _USAGE = b'data: {"choices": [], "usage": {"completion_tokens": 2}}\n\ndata: [DONE]\n\n'
@@ -39,6 +41,21 @@ async def test_answer_is_put_together_and_timed_wherever_the_stream_is_cut() -> 
         answer = await ask_once(url, "m", "Capital?")
     assert (answer.text, answer.tokens) == ("Paris", 2)
     assert answer.first_token_s > 0
+
+
+@pytest.mark.parametrize(("pieces", "rate"), [(3, 2.0), (1, None)])
+def test_the_rate_is_of_what_came_after_the_first_token(
+    monkeypatch: pytest.MonkeyPatch, pieces: int, rate: float | None
+) -> None:
+    """Tokens that came in one piece, as on a busy machine, have none."""
+    clock = itertools.count(100.0, 0.5)
+    monkeypatch.setattr("llamarack.measure.ask.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    seen = _Seen()
+    words = [_WORD % b"Pa", _WORD % b"ri", _WORD % b"s" + _USAGE.replace(b"2}", b"3}")]
+    for piece in words if pieces == 3 else [b"".join(words)]:
+        seen.take(200, piece)
+    answer = seen.answer()
+    assert (answer.text, answer.tokens, answer.first_token_s, answer.tokens_per_s) == ("Paris", 3, 0.5, rate)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,6 @@ def _print_answer(prompt: str, answer: FirstAnswer) -> None:
 
     console.people.print(f"\n[bold]{escape(prompt)}[/]")
     print(answer.text, flush=True)
-    console.people.print(
-        f"[dim]first token {format_duration(answer.first_token_s)} · "
-        f"{format_rate(answer.tokens_per_s)} · {answer.tokens} tokens[/]"
-    )
+    rate = [] if answer.tokens_per_s is None else [format_rate(answer.tokens_per_s)]
+    facts = [f"first token {format_duration(answer.first_token_s)}", *rate, f"{answer.tokens} tokens"]
+    console.people.print(f"[dim]{' · '.join(facts)}[/]")
