@@ -4,8 +4,11 @@ python -m benchmarks.gateway.compare --peers /path/to/environments [--nginx /usr
 
 Engine and client share core 0, the gateway under test has core 1 alone. Every repeat visits all gateways in another
 order; all run from start to end, since an idle one costs nothing. Ours runs as it is served: admission, accounting
-and keys on; access logs are off everywhere. Medians of the repeats with their spread; percentiles of first tokens are
-of all repeats together. "Added" is less what the client sees of the engine itself.
+and keys on, and reaches the engine by a Unix socket: engines in a rack listen at nothing else. The peers know engines
+by port, and one row shows ours so. Access logs are off everywhere. Medians of the repeats with their spread;
+percentiles of first tokens are of all repeats together. "Added" is less what the client sees of the engine itself: it
+can be negative at the 99th percentile, since the engine steps all its streams in one go and a gateway takes up the
+first tokens before the rest.
 
 Streams are a closed loop: each connection asks again as soon as it is answered. "128 streams": all begin at once, and
 those that begin after the warm-up are measured. "128 begun apart": their first requests are spread over the warm-up,
@@ -27,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +84,10 @@ def build(folder: Path) -> None:
 
 @contextlib.contextmanager
 def engine(folder: Path, step_us: int) -> Any:
+    """Its port; it listens at `engine.sock` in `folder` too."""
     port = free_port()
     argv = ["taskset", "-c", str(_ENGINE_CORE), str(folder / "engine"), str(port), str(step_us)]
+    argv.append(str(folder / "engine.sock"))
     process = subprocess.Popen(argv, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
@@ -103,7 +109,7 @@ def measure(
 
 
 @contextlib.asynccontextmanager
-async def ours(folder: Path, engine_port: int, name: str, http: str) -> Any:
+async def ours(folder: Path, engine: Endpoint, name: str, http: str) -> Any:
     """(port, pid, key). Slots above every concurrency here, so that what is measured is the way and not the queue."""
     folder = folder / name
     folder.mkdir()
@@ -114,7 +120,7 @@ async def ours(folder: Path, engine_port: int, name: str, http: str) -> Any:
         model="fake",
         engine="vllm",
         state=State.READY,
-        endpoint=Endpoint(socket=None, port=engine_port, key="k", served_name="fake"),
+        endpoint=engine,
         slots=512,
         context_tokens=100_000,
     )
@@ -137,10 +143,15 @@ async def run(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         async with contextlib.AsyncExitStack() as stack:
             port = stack.enter_context(engine(folder, step_us))
             ways: dict[str, tuple[int, str | None, int | None]] = {"direct": (port, None, None)}
-            for name, http in (("llamarack", "fast"), ("llamarack over aiohttp", "aiohttp")):
+            local = Endpoint(socket=folder / "engine.sock", port=None, key="k", served_name="fake")
+            for name, http, endpoint in (
+                ("llamarack", "fast", local),
+                ("llamarack, engine by TCP", "fast", replace(local, socket=None, port=port)),
+                ("llamarack over aiohttp", "aiohttp", local),
+            ):
                 if given.only and name not in given.only:
                     continue
-                way = await stack.enter_async_context(ours(home, port, name.replace(" ", "-"), http))
+                way = await stack.enter_async_context(ours(home, endpoint, name.replace(" ", "-"), http))
                 ways[name] = (way[0], way[2], way[1])
             for name, (argv, at, key) in commands(given.peers, find_nginx(given.nginx), home, port).items():
                 if given.only and name not in given.only:

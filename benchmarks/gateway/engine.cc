@@ -1,5 +1,6 @@
 // A fake OpenAI engine that is never the bottleneck: one thread, epoll, one event of every running stream a step.
-// engine PORT STEP_US    (0: as fast as the sockets take them)
+// engine PORT STEP_US SOCKET    (step 0: as fast as the sockets take them)
+// It listens at the port of this machine and at the Unix socket.
 // Tokens vary, since one of the gateways measured cuts repeated ones. Prints "listening" once it accepts.
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -7,6 +8,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
+#include <sys/un.h>
 #include <unistd.h>
 #include <cstdio>
 #include <cstdlib>
@@ -21,7 +23,7 @@ static const char *kTokens[] = {" The", " harbour", " opens", " at", " seven", "
 struct Connection {
   int fd;
   std::string in, out;
-  bool streaming = false, waits_to_write = false;
+  bool streaming = false, waits_to_write = false, tells_usage = false;
   int sent = 0, wanted = 0;
 };
 
@@ -82,12 +84,14 @@ static void step(Connection *c) {
     return;
   }
   event(c, chunk(c->fd, "{}", "\"length\""));
-  char usage[300];
-  snprintf(usage, sizeof usage,
-           "data: {\"id\":\"chatcmpl-%d\",\"object\":\"chat.completion.chunk\",\"created\":1796000000,\"model\":\"fake\","
-           "\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":%d,\"total_tokens\":%d}}\n\n",
-           c->fd, c->sent, c->sent + 9);
-  event(c, usage);
+  if (c->tells_usage) {
+    char usage[300];
+    snprintf(usage, sizeof usage,
+             "data: {\"id\":\"chatcmpl-%d\",\"object\":\"chat.completion.chunk\",\"created\":1796000000,\"model\":\"fake\","
+             "\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":%d,\"total_tokens\":%d}}\n\n",
+             c->fd, c->sent, c->sent + 9);
+    event(c, usage);
+  }
   event(c, "data: [DONE]\n\n");
   c->out += "0\r\n\r\n";
   c->streaming = false;
@@ -115,6 +119,7 @@ static void request(Connection *c, const std::string &head, const std::string &b
     c->out += "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n";
     event(c, chunk(c->fd, "{\"role\":\"assistant\",\"content\":\"\"}", "null"));
     c->streaming = true;
+    c->tells_usage = body.find("\"include_usage\":true") != std::string::npos;
     c->sent = 0;
     c->wanted = wanted;
     streams.insert(c->fd);
@@ -142,7 +147,7 @@ static bool take(Connection *c) {
 }
 
 int main(int argc, char **argv) {
-  if (argc < 3) return 2;
+  if (argc < 4) return 2;
   int step_us = atoi(argv[2]), one = 1;
   int listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
   setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
@@ -151,11 +156,19 @@ int main(int argc, char **argv) {
   address.sin_port = htons(atoi(argv[1]));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   if (bind(listener, (sockaddr *)&address, sizeof address) || listen(listener, 1024)) return perror("listen"), 1;
+  int local = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
+  sockaddr_un path{};
+  path.sun_family = AF_UNIX;
+  snprintf(path.sun_path, sizeof path.sun_path, "%s", argv[3]);
+  unlink(argv[3]);
+  if (bind(local, (sockaddr *)&path, sizeof path) || listen(local, 1024)) return perror("listen"), 1;
   ep = epoll_create1(0);
   epoll_event event{};
   event.events = EPOLLIN;
-  event.data.fd = listener;
-  epoll_ctl(ep, EPOLL_CTL_ADD, listener, &event);
+  for (int fd : {listener, local}) {
+    event.data.fd = fd;
+    epoll_ctl(ep, EPOLL_CTL_ADD, fd, &event);
+  }
   int timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
   if (step_us) {
     itimerspec every{};
@@ -172,10 +185,10 @@ int main(int argc, char **argv) {
     bool turn = false;
     for (int i = 0; i < count; i++) {
       int fd = ready[i].data.fd;
-      if (fd == listener) {
+      if (fd == listener || fd == local) {
         int got;
-        while ((got = accept4(listener, nullptr, nullptr, SOCK_NONBLOCK)) >= 0) {
-          setsockopt(got, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        while ((got = accept4(fd, nullptr, nullptr, SOCK_NONBLOCK)) >= 0) {
+          if (fd == listener) setsockopt(got, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
           connections[got] = new Connection{got};
           event.events = EPOLLIN;
           event.data.fd = got;

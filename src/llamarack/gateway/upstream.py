@@ -14,6 +14,7 @@ from typing import cast
 import httptools
 
 from llamarack.engine.dialect import Endpoint
+from llamarack.gateway.turns import Turns
 
 # A reply head may take as long as a prefill; the request's own deadline ends it.
 _CONNECT_TIMEOUT_S = 5.0
@@ -65,6 +66,8 @@ class EngineReply(asyncio.Protocol):
         self._heard = False
         self._closed = False
         self._is_over = False  # the sink wanted no more
+        self._turns: Turns | None = None  # what comes waits for its turn
+        self._came: list[bytes] = []  # and waits
         self._waits_for_end: asyncio.TimerHandle | None = None
 
     async def head(self) -> None:
@@ -93,6 +96,18 @@ class EngineReply(asyncio.Protocol):
         """`pump` for who listens: told by `is_done` or `fault` when it is over."""
         self._sink = sink
         self._flush()
+
+    def give_way(self) -> None:
+        """From here on what comes waits for its turn: somebody waits for the first token of another."""
+        if self._pool is not None:
+            self._turns = self._pool.turns
+
+    def pass_on(self) -> None:
+        """All that came and waited."""
+        data = self._came[0] if len(self._came) == 1 else b"".join(self._came)
+        self._came.clear()
+        if data:
+            self._take(data)
 
     async def read(self) -> bytes:
         """The whole body. Raises EngineBroke where it ends early."""
@@ -134,6 +149,8 @@ class EngineReply(asyncio.Protocol):
         self._closed = True
         self._sink = None
         self.listener = None
+        self._turns = None
+        self._came.clear()
         if self._pool is None or self.fault is not None or not self._framed or self._lost:
             self.drop()
         elif self.is_ended:
@@ -212,6 +229,14 @@ class EngineReply(asyncio.Protocol):
         if self._closed and self._waits_for_end is None:  # between two exchanges an engine has nothing to say
             self.drop()
             return
+        if self._turns is None:
+            self._take(data)
+            return
+        if not self._came:
+            self._turns.await_turn(self)
+        self._came.append(data)
+
+    def _take(self, data: bytes) -> None:
         self._heard = True
         try:
             self._parser.feed_data(data)
@@ -233,6 +258,7 @@ class EngineReply(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost = True
+        self.pass_on()
         if self._pool is not None:
             self._pool.forget(self._key, self)
         if self._waits_for_end is not None:
@@ -279,6 +305,7 @@ class Engines:
     def __init__(self) -> None:
         self._idle: dict[str, list[EngineReply]] = {}
         self._heads: dict[tuple[str, str], str] = {}  # by endpoint key and path
+        self.turns = Turns()
 
     async def post(
         self,

@@ -18,7 +18,7 @@ _TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstAnswer:
-    """`tokens_per_s`: after the first token; None for one token, or for all in one piece. `tokens`: as the engine counts."""
+    """`tokens_per_s`: after the first; None for one, or for all in one piece. `tokens`: as the engine counts."""
 
     text: str
     first_token_s: float
