@@ -101,11 +101,25 @@ def test_a_head_is_known_by_all_but_the_digits_of_its_length() -> None:
     data = b"POST /x HTTP/1.1\r\nA: b\r\nContent-Length: 12\r\nC: d\r\n\r\n"
     head = _head(**{"content-length": "12"})
     heads.learn(data, head)
-    assert heads.find(data, len(data) - 4) == (head, 12)
+    known = heads.find(data + b"body")
+    assert known is not None
+    assert known.head is head
+    assert known.begins(data + b"body") == (len(data), 12)
     other = data.replace(b"12", b"34567")
-    assert heads.find(other, len(other) - 4) == (head, 34567)
-    for changed in (data.replace(b"A: b", b"A: c"), data.replace(b"C: d", b"C: e"), data.replace(b"/x", b"/y")):
-        assert heads.find(changed, len(changed) - 4) is None
+    assert heads.find(other) is known
+    assert known.begins(other) == (len(other), 34567)
+    for changed in (
+        data.replace(b"A: b", b"A: c"),
+        data.replace(b"C: d", b"C: e"),
+        data.replace(b"/x", b"/y"),
+        data.replace(b"12", b"+1"),
+        data.replace(b"12", b""),
+        data.replace(b"12", b"1" * 10),
+        data.replace(b"12", b"12\r\nD: e"),
+        data[:-1],
+    ):
+        assert heads.find(changed) is None
+        assert known.begins(changed) is None
 
 
 @pytest.mark.parametrize("name", ["expect", "upgrade", "transfer-encoding"])
@@ -113,7 +127,7 @@ def test_what_is_unusual_is_parsed_each_time(name: str) -> None:
     heads = Heads()
     data = b"POST /x HTTP/1.1\r\nContent-Length: 12\r\n\r\n"
     heads.learn(data, _head(**{"content-length": "12", name: "y"}))
-    assert heads.find(data, len(data) - 4) is None
+    assert heads.find(data) is None
 
 
 def test_only_so_many_are_kept_and_none_that_is_long() -> None:
@@ -121,11 +135,11 @@ def test_only_so_many_are_kept_and_none_that_is_long() -> None:
     datas = [b"POST /%d HTTP/1.1\r\nContent-Length: 1\r\n\r\n" % number for number in range(1100)]
     for data in datas:
         heads.learn(data, _head(**{"content-length": "1"}))
-    kept = [data for data in datas if heads.find(data, len(data) - 4) is not None]
+    kept = [data for data in datas if heads.find(data) is not None]
     assert kept == datas[-1024:]
     long = b"POST /%b HTTP/1.1\r\nContent-Length: 1\r\n\r\n" % (b"x" * 3000)
     heads.learn(long, _head(**{"content-length": "1"}))
-    assert heads.find(long, len(long) - 4) is None
+    assert heads.find(long) is None
 
 
 @pytest.mark.process

@@ -21,7 +21,7 @@ from llamarack.errors import BadRequest, LlamarackError
 from llamarack.gateway import wire
 from llamarack.gateway.exchange import MAX_HEAD_BYTES, Handler, Head, Opener
 from llamarack.gateway.fast_exchange import FastExchange, head_bytes
-from llamarack.gateway.heads import Heads
+from llamarack.gateway.heads import Heads, Known
 from llamarack.gateway.ids import new_id
 
 _HEAD_END = b"\r\n\r\n"
@@ -89,6 +89,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._ahead = bytearray()  # not given to the parser yet
         self._exchange: FastExchange | None = None  # its head is there; its body is being read, or it is being answered
+        self._known: Known | None = None  # the head before
         self._url = b""
         self._headers: dict[str, str] = {}
         self._head_bytes = 0  # of a head that came in part
@@ -180,15 +181,17 @@ class Connection(asyncio.Protocol):
 
     def _read_head(self, data: bytes) -> bytes:
         """Whole lines only, so that the offer of an upgrade can be hidden. What is left of `data`."""
-        end = data.find(_HEAD_END)
         if self._head_bytes == 0:
-            found = self._server.heads.find(data, end) if end > 0 else None
-            if found is not None:
-                head, length = found
+            found = self._known.begins(data) if self._known is not None else None
+            if found is None:
+                self._known = self._server.heads.find(data)
+                found = self._known.begins(data) if self._known is not None else None
+            if found is not None and self._known is not None:
+                begin, length = found
                 self._is_parsed = False
                 self._body_left = length
-                self._exchange = FastExchange(self, head, length)
-                rest = data[end + len(_HEAD_END) :]
+                self._exchange = FastExchange(self, self._known.head, length)
+                rest = data[begin:]
                 if len(rest) != length:
                     return rest
                 self._exchange.take_whole_body(rest)
@@ -196,10 +199,10 @@ class Connection(asyncio.Protocol):
             data = data.lstrip(b"\r\n")
             if not data:
                 return b""
-            end = data.find(_HEAD_END)
             self.deadline_monotonic_s = time.monotonic() + self._server.head_timeout_s
             if data.startswith(b"PRI "):  # the parser would wait for somebody who speaks it
                 raise httptools.HttpParserError("HTTP/2 without TLS is not spoken here")
+        end = data.find(_HEAD_END)
         stop = end + len(_HEAD_END) if end >= 0 else data.rfind(b"\n") + 1
         if not stop and not (self._head_bytes or 65 <= data[0] <= 90):
             stop = len(data)  # no method begins so: TLS on a plain port, say
